@@ -1,0 +1,90 @@
+"""What every test runs under: eight simulated CPU devices, strict ranks, checked shapes, no network, no TensorFlow."""
+
+import os
+
+# Read by jax when it is first imported, so set before anything else.
+os.environ['JAX_PLATFORMS'] = 'cpu'
+os.environ['JAX_NUM_CPU_DEVICES'] = '8'
+os.environ.setdefault('JAX_NUMPY_RANK_PROMOTION', 'raise')
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import importlib.abc
+import ipaddress
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from jaxtyping import install_import_hook
+
+# Array shapes and types are checked at every call of the packages that pass arrays around.
+install_import_hook(
+    [f'transformer_jax.{name}' for name in ('attention', 'positions', 'layers', 'models', 'training', 'decoding')],
+    'beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))',
+)
+
+
+class _TensorFlowRefusal(importlib.abc.MetaPathFinder):
+    """Makes `import tensorflow` fail loudly: nothing of a training process may load it."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        if fullname.partition('.')[0] == 'tensorflow':
+            message = 'a test imported tensorflow; mark it @pytest.mark.tensorflow if it must'
+            raise ModuleNotFoundError(message, name=fullname)
+
+
+_refusal = _TensorFlowRefusal()
+sys.meta_path.insert(0, _refusal)  # while tests are collected, too
+_connect = socket.socket.connect
+_connect_ex = socket.socket.connect_ex
+_getaddrinfo = socket.getaddrinfo
+
+
+def _require_loopback(host: Any) -> None:
+    if isinstance(host, bytes):
+        host = host.decode()
+    if host in (None, '', 'localhost'):
+        return
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        raise RuntimeError(f'a test reached for the network: {host!r}')
+
+
+def _require_local_address(opened: socket.socket, address: Any) -> None:
+    if opened.family in (socket.AF_INET, socket.AF_INET6):
+        _require_loopback(address[0])
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(self: socket.socket, address: Any) -> None:
+        _require_local_address(self, address)
+        return _connect(self, address)
+
+    def connect_ex(self: socket.socket, address: Any) -> int:
+        _require_local_address(self, address)
+        return _connect_ex(self, address)
+
+    def getaddrinfo(host: Any, *args: Any, **kwargs: Any) -> Any:
+        _require_loopback(host)
+        return _getaddrinfo(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket.socket, 'connect', connect)
+    monkeypatch.setattr(socket.socket, 'connect_ex', connect_ex)
+    monkeypatch.setattr(socket, 'getaddrinfo', getaddrinfo)
+
+
+@pytest.fixture(autouse=True)
+def _no_tensorflow(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not request.node.get_closest_marker('tensorflow'):
+        yield
+        return
+    sys.meta_path.remove(_refusal)
+    try:
+        yield
+    finally:
+        sys.meta_path.insert(0, _refusal)
