@@ -1,0 +1,103 @@
+"""Learning rate by update: the paper's warm-up formula (section 5.3) and three schedules in common use."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import optax
+
+from transformer_jax.config import ConfigError, ScheduleConfig
+
+_PATH = 'config.optimizer.schedule'
+
+# The fields each schedule reads; another field that was changed would have no effect, so it is refused.
+_FIELDS = {
+    'warmup': ('factor', 'warmup_steps'),
+    'constant': ('peak', 'warmup_steps'),
+    'cosine': ('peak', 'warmup_steps', 'decay_steps', 'final_fraction'),
+    'inverse_sqrt': ('peak', 'warmup_steps'),
+}
+
+
+def make_schedule(config: ScheduleConfig, d_model: int, total_steps: int) -> optax.Schedule:
+    """The rate as a function of the optimizer's count: `schedule(0)` is the rate of the first update, step 1.
+
+    `warmup` is `factor * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5)`. The others rise in a line to `peak`
+    at step `warmup_steps` (at once if that is None) and then stay (`constant`), fall as half a cosine to
+    `peak * final_fraction` at step `decay_steps` and stay there (`cosine`), or fall as
+    `peak * sqrt(warmup_steps / step)` (`inverse_sqrt`). `decay_steps=None` means `total_steps`: a run that is given
+    more steps then follows another curve. Raises `ConfigError` for fields that make no sense together.
+    """
+    check_schedule(config, total_steps)
+    rate = _RATES[config.name](config, d_model, total_steps)
+    return lambda count: rate(jnp.asarray(count, jnp.float32) + 1.0)
+
+
+def check_schedule(config: ScheduleConfig, total_steps: int) -> None:
+    """Raises `ConfigError` for an unknown schedule, a changed field that it does not read, or an empty decay."""
+    if config.name not in _FIELDS:
+        raise ConfigError(f'{_PATH}.name is {config.name!r}; it must be one of {", ".join(map(repr, _FIELDS))}')
+    for field in dataclasses.fields(config):
+        value, read = getattr(config, field.name), ('name', *_FIELDS[config.name])
+        if field.name not in read and value != field.default:
+            readers = [name for name, fields in _FIELDS.items() if field.name in fields]
+            raise ConfigError(
+                f'{_PATH}.{field.name} is {value!r}, but {_PATH}.name={config.name!r} does not read it; leave it at '
+                f'{field.default!r}, or choose a schedule that does: {", ".join(map(repr, readers))}'
+            )
+    if config.name == 'warmup' and config.warmup_steps is None:
+        raise ConfigError(f"{_PATH}.warmup_steps is None, but the formula of {_PATH}.name='warmup' needs it")
+    decay_steps = total_steps if config.decay_steps is None else config.decay_steps
+    if config.name == 'cosine' and (config.warmup_steps or 0) >= decay_steps:
+        source = 'config.train.steps' if config.decay_steps is None else f'{_PATH}.decay_steps'
+        raise ConfigError(
+            f'{_PATH}.warmup_steps is {config.warmup_steps}; the cosine ends at step {decay_steps} ({source}), '
+            f'so it must be below {decay_steps}, or None for no warm-up'
+        )
+
+
+# A rate takes the step (from 1, float32) and is traced by jit.
+Rate = Callable[[jnp.ndarray], jnp.ndarray]
+
+
+def _warmup(config: ScheduleConfig, d_model: int, total_steps: int) -> Rate:
+    del total_steps
+    assert config.warmup_steps is not None  # see check_schedule
+    height, slope = config.factor * d_model**-0.5, config.warmup_steps**-1.5
+    return lambda step: height * jnp.minimum(step**-0.5, step * slope)
+
+
+def _rise(config: ScheduleConfig, step: jnp.ndarray) -> jnp.ndarray:
+    return jnp.minimum(step / (config.warmup_steps or 1), 1.0)
+
+
+def _constant(config: ScheduleConfig, d_model: int, total_steps: int) -> Rate:
+    del d_model, total_steps
+    return lambda step: config.peak * _rise(config, step)
+
+
+def _cosine(config: ScheduleConfig, d_model: int, total_steps: int) -> Rate:
+    del d_model
+    start = config.warmup_steps or 0
+    length = (total_steps if config.decay_steps is None else config.decay_steps) - start
+
+    def rate(step: jnp.ndarray) -> jnp.ndarray:
+        progress = jnp.clip((step - start) / length, 0.0, 1.0)
+        fall = 0.5 * (1.0 + jnp.cos(jnp.pi * progress))
+        return config.peak * _rise(config, step) * (config.final_fraction + (1.0 - config.final_fraction) * fall)
+
+    return rate
+
+
+def _inverse_sqrt(config: ScheduleConfig, d_model: int, total_steps: int) -> Rate:
+    del d_model, total_steps
+    warmup = config.warmup_steps or 1
+    return lambda step: config.peak * jnp.minimum(step / warmup, (warmup / step) ** 0.5)
+
+
+_RATES: dict[str, Callable[[ScheduleConfig, int, int], Rate]] = {
+    'warmup': _warmup,
+    'constant': _constant,
+    'cosine': _cosine,
+    'inverse_sqrt': _inverse_sqrt,
+}
