@@ -1,0 +1,89 @@
+"""Text pairs to batches of ids: sources, vocabulary, buckets, packing and the pipeline."""
+
+import difflib
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from transformer_jax.config import Config, ConfigError
+from transformer_jax.data.batch import Batch, HostBatch, Pair
+
+__all__ = ['SOURCES', 'Batch', 'HostBatch', 'Pair', 'Source', 'check', 'make_source']
+
+Report = Callable[[str], None]
+
+
+class Source(Protocol):
+    """Sentence pairs by split."""
+
+    def splits(self) -> tuple[str, ...]:
+        """The splits there are, of 'train', 'validation' and 'test'."""
+        ...
+
+    def size(self, split: str) -> int:
+        """Number of pairs."""
+        ...
+
+    def read(self, split: str) -> Iterator[Pair]:
+        """All pairs in the order of their ids, which are 0, 1, 2, ...; each call starts anew."""
+        ...
+
+    def fingerprint(self, split: str) -> str:
+        """The identity of the split's content; another text has another one."""
+        ...
+
+
+def _make_text_files(config: Config, report: Report) -> Source:
+    from transformer_jax.data.text_files import TextFilesSource
+
+    return TextFilesSource(config.data.text_files, report=report)
+
+
+def _make_tfds(config: Config, report: Report) -> Source:
+    from transformer_jax.data.tfds import TfdsSource
+
+    return TfdsSource(config.data.tfds, report=report)
+
+
+def _make_grammar(config: Config, report: Report) -> Source:
+    from transformer_jax.data.grammar import GrammarSource
+
+    return GrammarSource(config.data.grammar, config.seed)
+
+
+def _make_copying(config: Config, report: Report) -> Source:
+    from transformer_jax.data.copying import CopyingSource
+
+    return CopyingSource(config.data.copying, config.seed)
+
+
+# Each maker imports its own module, so that a run pays only for the source it reads.
+SOURCES: dict[str, Callable[[Config, Report], Source]] = {
+    'text_files': _make_text_files,
+    'tfds': _make_tfds,
+    'grammar': _make_grammar,
+    'copying': _make_copying,
+}
+
+
+def check(config: Config) -> None:
+    """Checks what `config.py` can't know of the data section. Reads no file. Raises `ConfigError`."""
+    name = config.data.source
+    if name not in SOURCES:
+        near = difflib.get_close_matches(name, SOURCES, n=2, cutoff=0.4)
+        hint = f' (did you mean {" or ".join(map(repr, near))}?)' if near else ''
+        raise ConfigError(f'config.data.source is {name!r}{hint}; it must be one of {", ".join(map(repr, SOURCES))}')
+    if name == 'text_files':
+        from transformer_jax.data.text_files import check_files_named
+
+        check_files_named(config.data.text_files)
+    copying = config.data.copying
+    if copying.min_length > copying.max_length:
+        raise ConfigError(
+            f'config.data.copying.min_length is {copying.min_length}, above max_length {copying.max_length}'
+        )
+
+
+def make_source(config: Config, report: Report = print) -> Source:
+    """The source that `config.data.source` names. What it replaces in the text it counts and tells `report`."""
+    check(config)
+    return SOURCES[config.data.source](config, report)
