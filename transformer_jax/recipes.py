@@ -1,0 +1,151 @@
+"""Named sets of config changes: `SIZES` of the model; `RECIPES` that set each fidelity choice as a known system does.
+
+Both are expanded by a config file's `get_config` (`size=`, `recipe=`) and leave no trace but the fields they set.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from transformer_jax.config import Config, ConfigError
+from transformer_jax.overlay import overlay
+
+# base and big: Table 3 of the paper. big's dropout is that of English-German; English-French uses 0.1 (section 6.1).
+SIZES: dict[str, dict[str, Any]] = {
+    'tiny': {
+        'model.num_encoder_layers': 2,
+        'model.num_decoder_layers': 2,
+        'model.d_model': 128,
+        'model.d_ff': 512,
+        'model.attention.num_heads': 4,
+        'model.attention.head_dim': 32,
+        'model.dropout_rate': 0.1,
+    },
+    'mini': {
+        'model.num_encoder_layers': 3,
+        'model.num_decoder_layers': 3,
+        'model.d_model': 256,
+        'model.d_ff': 1024,
+        'model.attention.num_heads': 4,
+        'model.attention.head_dim': 64,
+        'model.dropout_rate': 0.1,
+    },
+    'base': {
+        'model.num_encoder_layers': 6,
+        'model.num_decoder_layers': 6,
+        'model.d_model': 512,
+        'model.d_ff': 2048,
+        'model.attention.num_heads': 8,
+        'model.attention.head_dim': 64,
+        'model.dropout_rate': 0.1,
+    },
+    'big': {
+        'model.num_encoder_layers': 6,
+        'model.num_decoder_layers': 6,
+        'model.d_model': 1024,
+        'model.d_ff': 4096,
+        'model.attention.num_heads': 16,
+        'model.attention.head_dim': 64,
+        'model.dropout_rate': 0.3,
+    },
+}
+
+# Every field in which the systems below differ, as the paper has it (sections 3, 5.3, 5.4 and 6.1).
+_PAPER: dict[str, Any] = {
+    'model.norm_order': 'post',
+    'model.norm_epsilon': 1e-6,
+    'model.sinusoid_layout': 'interleaved',
+    'model.activation': 'relu',
+    'model.attention.use_bias': False,
+    'model.attention.dropout_rate': 0.0,
+    'model.activation_dropout_rate': 0.0,
+    'model.output_bias': False,
+    'optimizer.name': 'adam',
+    'optimizer.beta1': 0.9,
+    'optimizer.beta2': 0.98,
+    'optimizer.epsilon': 1e-9,
+    'optimizer.clip_norm': None,
+    'optimizer.schedule.name': 'warmup',
+    'optimizer.schedule.factor': 1.0,
+    'optimizer.schedule.warmup_steps': 4000,
+    'train.label_smoothing': 0.1,
+    'train.smoothing_over': 'all',
+    'train.ema_decay': None,
+    'decoding.beam_size': 4,
+    'decoding.length_penalty': 'gnmt',
+    'decoding.alpha': 0.6,
+    'decoding.max_extra_length': 50,
+}
+
+RECIPES: dict[str, dict[str, Any]] = {
+    'paper': _PAPER,
+    # tensor2tensor's later defaults (its first version is the paper's): norm before each sublayer, dropout also on
+    # attention weights and inside the feed-forward layer, twice the learning rate after twice the warm-up.
+    't2t': _PAPER
+    | {
+        'model.norm_order': 'pre',
+        'model.sinusoid_layout': 'tensor2tensor',
+        'model.attention.dropout_rate': 0.1,
+        'model.activation_dropout_rate': 0.1,
+        'optimizer.beta2': 0.997,
+        'optimizer.schedule.factor': 2.0,
+        'optimizer.schedule.warmup_steps': 8000,
+        'train.smoothing_over': 'others',
+        'decoding.max_extra_length': 100,
+    },
+    # fairseq's WMT recipe: a peak rate of 5e-4 with inverse square root decay, biases in attention, L^alpha.
+    'fairseq': _PAPER
+    | {
+        'model.norm_epsilon': 1e-5,
+        'model.sinusoid_layout': 'tensor2tensor',
+        'model.attention.use_bias': True,
+        'optimizer.epsilon': 1e-8,
+        'optimizer.schedule.name': 'inverse_sqrt',
+        'optimizer.schedule.peak': 5e-4,
+        'train.smoothing_over': 'others',
+        'decoding.length_penalty': 'power',
+    },
+    # Marian's base task: a long warm-up to a low rate, parameters averaged at 1e-4 an update, scores divided by length.
+    'marian': _PAPER
+    | {
+        'model.sinusoid_layout': 'concatenated',
+        'model.attention.use_bias': True,
+        'model.output_bias': True,
+        'optimizer.schedule.name': 'inverse_sqrt',
+        'optimizer.schedule.peak': 3e-4,
+        'optimizer.schedule.warmup_steps': 16_000,
+        'train.ema_decay': 0.9999,
+        'decoding.beam_size': 8,
+        'decoding.length_penalty': 'power',
+        'decoding.alpha': 1.0,
+    },
+    # The Flax translation example: as tensor2tensor in the model, a short warm-up to a high rate.
+    # It leaves embeddings unscaled and draws them sqrt(d_model) times wider; ours start at the same values, scaled.
+    'flax': _PAPER
+    | {
+        'model.norm_order': 'pre',
+        'model.sinusoid_layout': 'tensor2tensor',
+        'model.attention.dropout_rate': 0.1,
+        'model.activation_dropout_rate': 0.1,
+        'optimizer.schedule.name': 'inverse_sqrt',
+        'optimizer.schedule.peak': 2e-3,
+        'optimizer.schedule.warmup_steps': 1000,
+        'train.smoothing_over': 'others',
+    },
+}
+
+
+def apply(config: Config, *, size: str | None = None, recipe: str | None = None) -> Config:
+    """The config with a recipe and then a size applied; None changes nothing. Raises `ConfigError` for other names."""
+    for name, word, table in ((recipe, 'recipe', RECIPES), (size, 'size', SIZES)):
+        if name is not None:
+            config = overlay(config, _look_up(name, word, table))
+    return config
+
+
+def _look_up(name: str, word: str, table: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    if name not in table:
+        nearest = difflib.get_close_matches(name, table, n=1)
+        hint = f' (did you mean {nearest[0]!r}?)' if nearest else ''
+        raise ConfigError(f'{word} is {name!r}; it must be one of {", ".join(map(repr, table))}{hint}')
+    return table[name]
