@@ -15,9 +15,8 @@ RULES: dict[str, str | None] = {
     'vocab': None,
     'embed': None,
     'heads': None,
-    'kv': None,
+    'head_dim': None,
     'mlp': None,
-    'norm': None,
 }
 
 

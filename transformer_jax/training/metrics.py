@@ -33,7 +33,7 @@ def count_slots(batch: Batch) -> dict[str, Any]:
     return {
         'target_tokens': (batch.target_segment_ids > 0).sum(),
         'source_tokens': (batch.input_segment_ids > 0).sum(),
-        'slots': jnp.asarray(batch.inputs.size + batch.targets.size),
+        'slots': jnp.asarray(batch.inputs.size + batch.targets.size, jnp.int32),
     }
 
 
@@ -52,7 +52,7 @@ def step_metrics(
         **{name: keep(count) for name, count in counts.items()},
         gradient_norm_sum=keep(gradient_norm),
         learning_rate=jnp.asarray(learning_rate),
-        steps=jnp.asarray(1),
+        steps=jnp.asarray(1, jnp.int32),
         bad_steps=jnp.where(good, 0, 1),
     )
 

@@ -1,0 +1,136 @@
+"""The files a run's figures go to: JSON lines and TensorBoard, each given the same records."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from etils import epath
+
+# TensorBoard files are flushed at most this often: on an object store each flush uploads the whole file.
+_FLUSH_SECONDS = 30.0
+
+# What TensorBoard shows: the figures of these events, tagged with the event or, of an evaluation, with its split.
+_CHARTED = ('train', 'evaluation')
+
+
+class JsonLines:
+    """One JSON object a line, appended, each on disk at once. Non-finite numbers, which JSON lacks, become null.
+
+    An object store can't append: there the whole file is written again at each flush. Every method may raise `OSError`.
+    """
+
+    def __init__(self, path: epath.Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._file: Any = None
+        self._text = ''
+        if '://' in os.fspath(path):
+            self._text = path.read_text() if path.exists() else ''
+        else:
+            self._file = path.open('a')
+        if self._is_torn():
+            self._append('\n')
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        self._append(json.dumps(clean, allow_nan=False) + '\n')
+
+    def flush(self) -> None:
+        if self._file is None:
+            self._path.write_text(self._text)
+
+    def close(self) -> None:
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+
+    def _append(self, text: str) -> None:
+        if self._file is None:
+            self._text += text
+        else:
+            self._file.write(text)
+            self._file.flush()
+
+    def _is_torn(self) -> bool:
+        """Whether a kill cut the last line of an earlier run."""
+        if self._file is None:
+            return bool(self._text) and not self._text.endswith('\n')
+        with self._path.open('rb') as file:
+            if not file.seek(0, os.SEEK_END):
+                return False
+            file.seek(-1, os.SEEK_END)
+            return file.read() != b'\n'
+
+
+def read_figures(path: epath.PathLike) -> list[dict[str, Any]]:
+    """The records that stand: what a cut run wrote beyond the step that it later resumed at is left out.
+
+    Non-finite figures read as None. A line torn by a kill is left out where a later start follows it, or at the very
+    end; anywhere else a bad line raises `ValueError` with its number.
+    """
+    records: list[dict[str, Any]] = []
+    torn: int | None = None
+    for number, line in enumerate(epath.Path(path).read_text().split('\n'), start=1):
+        if not line:
+            continue
+        record = _parse(line)
+        starts = record is not None and record['event'] in ('start', 'resume')
+        if torn is not None and not starts:
+            raise ValueError(f'{path}, line {torn}: not a JSON record')
+        torn = number if record is None else None
+        if record is None:
+            continue
+        if starts:
+            records = [old for old in records if old.get('step', 0) <= record['step']]
+        records.append(record)
+    return records
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+class TensorBoard:
+    """The numbers of the same records as TensorBoard scalars.
+
+    Written in the caller's thread: the writer thread of `tensorboardX.SummaryWriter` dies of a full disk, and the next
+    call then waits for ever. Every method may raise `OSError`.
+    """
+
+    def __init__(self, folder: epath.Path, start_step: int, clock: Callable[[], float]) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._clock, self._next_flush = clock, clock()
+        # The process id keeps two starts within one second apart.
+        self._events = EventsWriter(os.fspath(folder / 'events'), f'.{os.getpid()}')
+        if start_step:  # hides what a cut run wrote beyond the step that this one resumes at
+            self._events.write_event(Event(step=start_step + 1, session_log=SessionLog(status=SessionLog.START)))
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
+
+        if record['event'] not in _CHARTED:
+            return
+        group = record.get('split', record['event'])
+        for name, value in record.items():
+            if isinstance(value, int | float) and name != 'step':
+                summary = scalar(f'{group}/{name}', value)
+                self._events.write_event(Event(wall_time=time.time(), step=record['step'], summary=summary))
+        if self._clock() >= self._next_flush:
+            self.flush()
+
+    def flush(self) -> None:
+        self._next_flush = self._clock() + _FLUSH_SECONDS
+        self._events.flush()
+
+    def close(self) -> None:
+        self._events.close()

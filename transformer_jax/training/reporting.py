@@ -1,0 +1,272 @@
+"""What a training run tells people: the console, a JSON-lines file and TensorBoard, all with the same figures."""
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+from etils import epath
+from tqdm import tqdm
+
+from transformer_jax.config import LoggingConfig
+from transformer_jax.training.figure_files import JsonLines, TensorBoard
+
+Clock = Callable[[], float]
+
+# What the wall time of a run is split into; the rest is 'other'.
+ACTIVITIES = ('data', 'step', 'compile', 'evaluation', 'checkpoint')
+
+
+class Stopwatch:
+    """Splits wall time among activities; while a nested one runs the outer one rests, so the parts sum to the whole."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._start = self._last = clock()
+        self._seconds = dict.fromkeys((*ACTIVITIES, 'other'), 0.0)
+        self._stack = ['other']
+
+    @contextlib.contextmanager
+    def timing(self, activity: str) -> Iterator[None]:
+        """Counts the time of the block as `activity`, one of `ACTIVITIES`."""
+        if activity not in ACTIVITIES:
+            raise ValueError(f'activity is {activity!r}; it must be one of {", ".join(map(repr, ACTIVITIES))}')
+        self._settle()
+        self._stack.append(activity)
+        try:
+            yield
+        finally:
+            self._settle()
+            self._stack.pop()
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each activity and of 'other' since the start; they sum to `total`."""
+        self._settle()
+        return dict(self._seconds)
+
+    def total(self) -> float:
+        """Seconds since the start."""
+        return self._clock() - self._start
+
+    def training(self) -> float:
+        """Seconds that training itself took: all but compiling, evaluating and saving."""
+        seconds = self.seconds()
+        return seconds['data'] + seconds['step'] + seconds['other']
+
+    def _settle(self) -> None:
+        now = self._clock()
+        self._seconds[self._stack[-1]] += now - self._last
+        self._last = now
+
+
+class Reporter:
+    """Tells the console, `figures_file` (JSON lines, appended) and TensorBoard how a run goes, in the same figures.
+
+    On a terminal a live progress bar stays below the lines; elsewhere there are plain lines only. `start_step` is the
+    number of updates done before: above 0, the files say that the run resumed there, so that what a cut run wrote
+    beyond it counts no more (see `figure_files.read_figures`). Only one process of a run is `primary`; the others
+    report nothing. Neither a terminal that went away nor a full disk stops the run: writes that failed are counted and
+    named at the end. Use as a context manager, or call `close`.
+    """
+
+    def __init__(
+        self,
+        figures_file: epath.PathLike,
+        tensorboard_folder: epath.PathLike,
+        config: LoggingConfig,
+        *,
+        total_steps: int,
+        start_step: int = 0,
+        primary: bool = True,
+        stream: TextIO | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.stopwatch = Stopwatch(clock)
+        self._total_steps, self._start_step = total_steps, start_step
+        self._primary = primary
+        self._console = _Console(sys.stderr if stream is None else stream)
+        self._bar: tqdm | None = None
+        self._writers: list[Any] = []
+        self._lost = 0
+        self._last_step, self._last_training = start_step, 0.0
+        self._closed = False
+        if primary:
+            self._open(lambda: JsonLines(epath.Path(figures_file)))
+            if config.tensorboard:
+                self._open(lambda: TensorBoard(epath.Path(tensorboard_folder), start_step, clock))
+            self._record({'event': 'resume' if start_step else 'start', 'step': start_step, 'time': time.time()})
+
+    def __enter__(self) -> 'Reporter':
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def timing(self, activity: str) -> contextlib.AbstractContextManager[None]:
+        """Counts the time of the block as `activity`, one of `ACTIVITIES`."""
+        return self.stopwatch.timing(activity)
+
+    def say(self, text: str) -> None:
+        """A line on the console."""
+        if not self._primary:
+            return
+        if self._bar is not None:
+            self._bar.clear()
+        self._console.write(text + '\n')
+        if self._bar is not None:
+            self._bar.refresh()
+
+    def header(self, devices: Sequence[Any], num_parameters: int) -> None:
+        """The first lines: on what the run stands and how large the model is."""
+        kind = getattr(devices[0], 'device_kind', str(devices[0]))
+        self.say(f'devices: {len(devices)} x {kind}')
+        self.say(f'parameters: {num_parameters:,}')
+        if self._start_step:
+            self.say(f'resumes after step {self._start_step:,} of {self._total_steps:,}')
+        self._record({'event': 'header', 'devices': len(devices), 'device_kind': kind, 'parameters': num_parameters})
+
+    def compiled(self, program: str, seconds: float) -> None:
+        """A program was compiled; call it once a program."""
+        self.say(f'compiled {program} in {seconds:.1f} s')
+        self._record({'event': 'compile', 'program': program, 'seconds': seconds})
+
+    def advance(self, step: int) -> None:
+        """Moves the progress bar to `step` updates done. Cheap: call it at every step."""
+        if not (self._primary and self._console.isatty()):
+            return
+        if self._bar is None:
+            self._bar = tqdm(
+                total=self._total_steps,
+                initial=self._start_step,
+                file=self._console,
+                unit='step',
+                dynamic_ncols=True,
+                bar_format='{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]',
+            )
+        self._bar.update(step - self._bar.n)
+
+    def step(self, step: int, figures: Mapping[str, float]) -> None:
+        """The figures of the updates since the last call (see `metrics.figures`), `step` updates being done.
+
+        Adds target tokens a second, of the time that training itself took, and the seconds that the rest of the run
+        will take at the pace so far, evaluation and saving included.
+        """
+        training = self.stopwatch.training()
+        window, self._last_training = training - self._last_training, training
+        elapsed = self.stopwatch.total() - self.stopwatch.seconds()['compile']
+        done = step - self._start_step
+        figures = dict(figures) | {
+            'tokens_per_second': figures['target_tokens'] / window if window > 0 else math.nan,
+            'steps_per_second': (step - self._last_step) / window if window > 0 else math.nan,
+            'eta_seconds': elapsed / done * (self._total_steps - step) if done > 0 else math.nan,
+        }
+        self._last_step = step
+        self._record({'event': 'train', 'step': step} | figures | {'seconds': self.stopwatch.total()})
+        if self._bar is not None:
+            self.advance(step)
+            self._bar.set_postfix_str(_describe(figures), refresh=True)
+        else:
+            self.say(f'step {step:,}/{self._total_steps:,}  ' + _describe(figures))
+
+    def evaluation(self, step: int, figures: Mapping[str, float], *, split: str = 'validation', note: str = '') -> None:
+        """The figures of an evaluation after `step` updates; `note` ends the console's line ("best so far")."""
+        words = '  '.join(f'{name.replace("_", " ")} {_short(value)}' for name, value in figures.items())
+        self.say(f'{split} after step {step:,}: {words}' + (f'  ({note})' if note else ''))
+        self._record({'event': 'evaluation', 'step': step, 'split': split} | dict(figures))
+        self.flush()
+
+    def flush(self) -> None:
+        """Puts on disk what was reported."""
+        for writer in self._writers:
+            self._guard(writer.flush)
+
+    def close(self) -> None:
+        """Ends the bar and says where the time went. Later calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        seconds, total = self.stopwatch.seconds(), self.stopwatch.total()
+        goodput = seconds['step'] / total if total > 0 else 0.0
+        split = ', '.join(f'{name} {_duration(value)}' for name, value in seconds.items())
+        self.say(f'wall time {_duration(total)}: {split}; goodput {goodput:.1%} (steps / wall time)')
+        record = {'event': 'end', 'step': self._last_step, 'wall_seconds': total, 'goodput': goodput}
+        self._record(record | {f'{name}_seconds': value for name, value in seconds.items()})
+        for writer in self._writers:
+            self._guard(writer.close)
+        if self._lost:
+            self.say(f'WARNING: {self._lost} writes to the files of figures failed; they are incomplete')
+
+    def _record(self, record: dict[str, Any]) -> None:
+        for writer in self._writers:
+            self._guard(lambda writer=writer: writer.write(record))
+
+    def _open(self, make: Callable[[], Any]) -> None:
+        self._guard(lambda: self._writers.append(make()))
+
+    def _guard(self, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except OSError as error:
+            if not self._lost:
+                self.say(f'WARNING: could not write figures: {error}; the run goes on')
+            self._lost += 1
+
+
+class _Console:
+    """A text stream whose failures are swallowed: a run outlives the terminal it was started from."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.encoding = getattr(stream, 'encoding', None)
+
+    def write(self, text: str) -> None:
+        if self.encoding:  # a console of another encoding shows what it lacks as escapes
+            text = text.encode(self.encoding, 'backslashreplace').decode(self.encoding)
+        with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
+            self._stream.write(text)
+            self._stream.flush()
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        try:
+            return self._stream.isatty()
+        except (OSError, ValueError):
+            return False
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
+def _describe(figures: Mapping[str, float]) -> str:
+    words = [
+        f'loss {figures["loss"]:.3f}',
+        f'ppl {_short(figures["perplexity"])}',
+        f'lr {figures["learning_rate"]:.2e}',
+        f'{figures["tokens_per_second"]:,.0f} tokens/s',
+        f'padding {figures["padding"]:.1%}',
+        f'ETA {_duration(figures["eta_seconds"])}',
+    ]
+    if figures['bad_steps']:
+        words.append(f'SKIPPED {figures["bad_steps"]:,.0f} non-finite')
+    return '  '.join(words)
+
+
+def _short(value: float) -> str:
+    return f'{value:,}' if isinstance(value, int) else f'{value:,.4g}' if abs(value) < 1e6 else f'{value:.3e}'
+
+
+def _duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return '?'
+    if seconds < 60:
+        return f'{seconds:.1f} s'
+    minutes, hours = int(seconds) // 60 % 60, int(seconds) // 3600
+    return f'{hours}:{minutes:02}:{int(seconds) % 60:02}'
