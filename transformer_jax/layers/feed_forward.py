@@ -1,0 +1,36 @@
+"""The position-wise feed-forward layer. Section 3.3."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer_jax.layers.dropout import Dropout
+from transformer_jax.shapes import Array, Float
+
+ACTIVATIONS = {'relu': jax.nn.relu, 'gelu': jax.nn.gelu, 'swish': jax.nn.swish, 'swiglu': jax.nn.swish}
+
+
+class FeedForward(nn.Module):
+    """max(0, x W_1 + b_1) W_2 + b_2; with 'swiglu' the hidden layer is swish(x W_1 + b_1) * (x W_3 + b_3)."""
+
+    d_ff: int
+    activation: str
+    dropout_rate: float
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
+        hidden = ACTIVATIONS[self.activation](self._dense('expand', self.d_ff, ('embed', 'mlp'))(inputs))
+        if self.activation == 'swiglu':
+            hidden = hidden * self._dense('gate', self.d_ff, ('embed', 'mlp'))(inputs)
+        hidden = Dropout(self.dropout_rate)(hidden)
+        return self._dense('contract', inputs.shape[-1], ('mlp', 'embed'))(hidden)
+
+    def _dense(self, name: str, width: int, axes: tuple[str, str]) -> nn.Dense:
+        return nn.Dense(
+            width,
+            dtype=self.dtype,
+            kernel_init=nn.with_logical_partitioning(nn.initializers.xavier_uniform(), axes),
+            bias_init=nn.with_logical_partitioning(nn.initializers.zeros_init(), axes[1:]),
+            name=name,
+        )

@@ -1,0 +1,36 @@
+"""How a sublayer is joined to the residual stream: post-norm as in the paper (section 5.4), or pre-norm."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.layers.dropout import Dropout
+from transformer_jax.shapes import Array, Float
+
+
+def make_norm(config: ModelConfig, dtype: jnp.dtype, name: str | None = None) -> nn.Module:
+    """The normalisation the config names; scales (and biases) are float32, as are its sums."""
+    partitioned = nn.with_logical_partitioning
+    scale_init = partitioned(nn.initializers.ones_init(), ('embed',))
+    if config.norm == 'rms_norm':
+        return nn.RMSNorm(epsilon=config.norm_epsilon, dtype=dtype, scale_init=scale_init, name=name)
+    bias_init = partitioned(nn.initializers.zeros_init(), ('embed',))
+    return nn.LayerNorm(epsilon=config.norm_epsilon, dtype=dtype, scale_init=scale_init, bias_init=bias_init, name=name)
+
+
+class Residual(nn.Module):
+    """Norm(x + Dropout(Sublayer(x))), or x + Dropout(Sublayer(Norm(x))) with `norm_order='pre'`."""
+
+    config: ModelConfig
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(
+        self, inputs: Float[Array, 'B T D'], sublayer: Callable[[Float[Array, 'B T D']], Float[Array, 'B T D']]
+    ) -> Float[Array, 'B T D']:
+        norm, drop = make_norm(self.config, self.dtype, 'norm'), Dropout(self.config.dropout_rate)
+        if self.config.norm_order == 'pre':
+            return inputs + drop(sublayer(norm(inputs)))
+        return norm(inputs + drop(sublayer(inputs)))
