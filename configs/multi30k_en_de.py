@@ -1,0 +1,38 @@
+"""Multi30k, English to German: 29,000 image captions, a real task that a laptop can train.
+
+Model:     the paper's encoder-decoder in the size `mini`: 3+3 layers, d_model 256, 4 heads, d_ff 1024
+Data:      a folder with the raw text of task 1: {train,val,test_2016_flickr}.{en,de}.gz
+Command:   transformer-jax train --config=configs/multi30k_en_de.py:folder=PATH --run runs/multi30k
+           transformer-jax evaluate --run runs/multi30k --split test
+Hardware:  2 CPU cores
+Time:      aims at 60 minutes; not yet measured
+Score:     not yet measured (sacreBLEU on test_2016_flickr, beam 4)
+"""
+
+from ml_collections import ConfigDict
+
+from transformer_jax.config import Config
+from transformer_jax.overlay import parse_arguments, to_config_dict
+from transformer_jax.recipes import apply
+
+
+def get_config(arg: str | None = None) -> ConfigDict:
+    arguments = parse_arguments(arg, required=('folder',), size='mini', recipe='paper')
+    config = to_config_dict(apply(Config(), size=arguments.size, recipe=arguments.recipe))
+
+    config.data.source = 'text_files'
+    files = config.data.text_files
+    for split, name in (('train', 'train'), ('validation', 'val'), ('test', 'test_2016_flickr')):
+        files[f'{split}_source'] = f'{arguments.folder}/{name}.en.gz'
+        files[f'{split}_target'] = f'{arguments.folder}/{name}.de.gz'
+    config.data.batch_tokens = 4096
+    config.vocabulary.size = 8000
+
+    config.model.dropout_rate = 0.3  # 29,000 pairs are few
+    config.optimizer.schedule.warmup_steps = 1000
+    config.train.steps = 2500
+
+    config.evaluation.every_steps = 250
+    config.checkpoint.every_steps = 250
+    config.logging.every_steps = 25
+    return config
