@@ -92,15 +92,15 @@ def fixed_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tu
     return differences
 
 
-def to_config_dict(config: Config) -> 'ConfigDict':
-    """The config as a locked `ConfigDict`, so that a config file may write `config.model.d_model = 256`.
+def to_config_dict(config: Config) -> Any:
+    """The config as a locked `ml_collections.ConfigDict`, so that a config file may write `config.model.d_model = 256`.
 
     Fields that may be off are typed placeholders, so that they take a value of their type and no other.
     """
     from ml_collections import config_dict
 
-    def convert(section: Any) -> 'ConfigDict':
-        converted = config_dict.ConfigDict()
+    def convert(section: Any) -> Any:
+        converted: Any = config_dict.ConfigDict()
         for field in dataclasses.fields(section):
             value = getattr(section, field.name)
             if dataclasses.is_dataclass(value):
@@ -168,8 +168,8 @@ def _split_reference(reference: str) -> tuple[str, str | None]:
 
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
-        siblings = sorted(p.name for p in path.parent.glob('*.py')) if path.parent.is_dir() else []
-        raise ConfigError(f'there is no config file {path}{_nearest(path.name, siblings)}')
+        siblings = sorted(p.stem for p in path.parent.glob('*.py')) if path.parent.is_dir() else []
+        raise ConfigError(f'there is no config file {path}{_nearest(path.stem, siblings)}')
     spec = importlib.util.spec_from_file_location(f'config_file_{path.stem}', path)
     assert spec is not None
     assert spec.loader is not None
