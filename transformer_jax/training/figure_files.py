@@ -27,7 +27,7 @@ class JsonLines:
         self._path = path
         self._file: Any = None
         self._text = ''
-        if '://' in os.fspath(path):
+        if _is_remote(path):
             self._text = path.read_text() if path.exists() else ''
         else:
             self._file = path.open('a')
@@ -87,6 +87,10 @@ def read_figures(path: epath.PathLike) -> list[dict[str, Any]]:
             records = [old for old in records if old.get('step', 0) <= record['step']]
         records.append(record)
     return records
+
+
+def _is_remote(path: epath.Path) -> bool:
+    return '://' in os.fspath(path)
 
 
 def _parse(line: str) -> dict[str, Any] | None:

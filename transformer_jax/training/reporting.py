@@ -2,10 +2,11 @@
 
 import contextlib
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from etils import epath
 from tqdm import tqdm
@@ -68,7 +69,7 @@ class Reporter:
     number of updates done before: above 0, the files say that the run resumed there, so that what a cut run wrote
     beyond it counts no more (see `figure_files.read_figures`). Only one process of a run is `primary`; the others
     report nothing. Neither a terminal that went away nor a full disk stops the run: writes that failed are counted and
-    named at the end. Use as a context manager, or call `close`.
+    named at the end. `stream` is the console, stderr if None. Use as a context manager, or call `close`.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Reporter:
         total_steps: int,
         start_step: int = 0,
         primary: bool = True,
-        stream: TextIO | None = None,
+        stream: Any | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.stopwatch = Stopwatch(clock)
@@ -142,8 +143,9 @@ class Reporter:
                 initial=self._start_step,
                 file=self._console,
                 unit='step',
-                dynamic_ncols=True,
-                bar_format='{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]',
+                dynamic_ncols=self._console.knows_size(),
+                ncols=80,  # read only where the terminal does not know its own size
+                bar_format='{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}',
             )
         self._bar.update(step - self._bar.n)
 
@@ -220,7 +222,7 @@ class Reporter:
 class _Console:
     """A text stream whose failures are swallowed: a run outlives the terminal it was started from."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: Any) -> None:
         self._stream = stream
         self.encoding = getattr(stream, 'encoding', None)
 
@@ -244,14 +246,21 @@ class _Console:
     def fileno(self) -> int:
         return self._stream.fileno()
 
+    def knows_size(self) -> bool:
+        """False for a terminal that says 0 columns or lines, as those of containers may: no bar would fit into it."""
+        try:
+            return all(os.get_terminal_size(self.fileno()))
+        except (OSError, ValueError):
+            return False
+
 
 def _describe(figures: Mapping[str, float]) -> str:
     words = [
         f'loss {figures["loss"]:.3f}',
         f'ppl {_short(figures["perplexity"])}',
-        f'lr {figures["learning_rate"]:.2e}',
-        f'{figures["tokens_per_second"]:,.0f} tokens/s',
-        f'padding {figures["padding"]:.1%}',
+        f'lr {figures["learning_rate"]:.1e}',
+        f'{figures["tokens_per_second"]:,.0f} tok/s',
+        f'pad {figures["padding"]:.1%}',
         f'ETA {_duration(figures["eta_seconds"])}',
     ]
     if figures['bad_steps']:
@@ -268,5 +277,5 @@ def _duration(seconds: float) -> str:
         return '?'
     if seconds < 60:
         return f'{seconds:.1f} s'
-    minutes, hours = int(seconds) // 60 % 60, int(seconds) // 3600
-    return f'{hours}:{minutes:02}:{int(seconds) % 60:02}'
+    whole = round(seconds)
+    return f'{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}'
