@@ -24,6 +24,8 @@ install_import_hook(
     'beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))',
 )
 
+collect_ignore = ['benchmarks']  # they compare with packages that the tests do without
+
 
 class _TensorFlowRefusal(importlib.abc.MetaPathFinder):
     """Makes `import tensorflow` fail loudly: nothing of a training process may load it."""
