@@ -181,7 +181,8 @@ def _import_file(path: Path) -> ModuleType:
 def _explain(error: Exception) -> str | None:
     """What went wrong in a config file's own words, for the errors of `ConfigDict`; None for any other error."""
     text = str(error)
-    unknown = re.search(r'Key "(\w+)" does not exist', text) or re.fullmatch(r'["\']+(\w+)["\']+', text)
+    patterns = (r'Key "(\w+)" does not exist', r'instead of "(\w+)"\?', r'^["\']+(\w+)["\']+$')
+    unknown = next(filter(None, (re.search(pattern, text) for pattern in patterns)), None)
     if unknown:
         return _unknown(unknown.group(1), [path for path, _, _ in walk(Config())])
     pattern = r"Could not override field '(\w+)' \(reference\)\. (.*) is of original type .* to type <class '(\w+)'>"
@@ -233,6 +234,8 @@ def _nearest(name: str, choices: Iterable[str]) -> str:
 def _convert(path: str, field: dataclasses.Field, value: Any) -> Any:
     """The value as the field's type. Only texts are read; a number is never made of a bool, nor an int of a float."""
     types = allowed_types(field)
+    if isinstance(value, Mapping):
+        raise ConfigError(f'config.{path} is a field, not a group; it can not be {value!r}')
     if type(None) in types and (value is None or (isinstance(value, str) and value.lower() in _OFF)):
         return None
     if float in types:

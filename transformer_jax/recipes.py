@@ -67,6 +67,7 @@ _PAPER: dict[str, Any] = {
     'optimizer.clip_norm': None,
     'optimizer.schedule.name': 'warmup',
     'optimizer.schedule.factor': 1.0,
+    'optimizer.schedule.peak': 7e-4,
     'optimizer.schedule.warmup_steps': 4000,
     'train.label_smoothing': 0.1,
     'train.smoothing_over': 'all',

@@ -1,0 +1,237 @@
+"""The command line: `transformer-jax VERB ...` or `python -m transformer_jax VERB ...`, one function a verb."""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformer_jax import __version__
+from transformer_jax.config import Config, ConfigError
+from transformer_jax.overlay import load_config_file, overlay, parse_overrides
+
+DONE, BAD_USE = 0, 2  # 1 is Python's own for an error that nobody caught
+_BY_SIGNAL = 128  # plus the signal's number, as shells have it
+_SIGINT, _SIGPIPE = 2, 13
+
+_CONFIG_FILE = """\
+  --config=FILE[:NAME=VALUE,...]  a config file, with its own arguments after a colon
+"""
+_CONFIG_FIELD = """\
+  --config.GROUP.FIELD=VALUE      changes one field of the config; "none" turns an optional one off;
+                                  "transformer-jax show" prints all of them
+"""
+_EXIT_CODES = """\
+exit codes:
+  0      done
+  2      bad use or bad input; the message says what
+  1      failure
+  128+n  stopped by signal n: 130 is Ctrl-C, 143 is SIGTERM (a training run saves before it stops)
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one verb and returns its exit code."""
+    options, rest = _make_parser().parse_known_args(arguments)
+    try:
+        options.changes = parse_overrides(rest)
+        return int(options.run_verb(options) or DONE)
+    except KeyboardInterrupt:
+        return _BY_SIGNAL + _SIGINT
+    except BrokenPipeError:
+        # Whoever read the output has gone; Python's own flush at exit must not complain about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BY_SIGNAL + _SIGPIPE
+    except ValueError as error:
+        if not _is_about_input(error):
+            raise
+        print(f'transformer-jax {options.verb}: {error}', file=sys.stderr)
+        return BAD_USE
+
+
+def _is_about_input(error: ValueError) -> bool:
+    """Whether this package raised the error itself, to say what is wrong with its input; else it is a failure."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, ConfigError) or Path(frames[-1].filename).is_relative_to(Path(__file__).parent)
+
+
+def train(options: argparse.Namespace) -> int:
+    """Trains a run, or goes on with it when its folder holds one."""
+    from transformer_jax.training.loop import train as train_run
+
+    return train_run(_load_config(options), options.run)
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    """Scores a run on one split."""
+    from transformer_jax.commands.evaluate import evaluate_run
+
+    evaluate_run(options.run, options.split, options.checkpoint, changes=options.changes, num_examples=options.examples)
+
+
+def translate(options: argparse.Namespace) -> None:
+    """Translates lines of text: one line out for each line in."""
+    from transformer_jax.commands import translate as command
+
+    flags = {'method': options.method, 'beam_size': options.beam_size, 'alpha': options.alpha}
+    flags |= {'batch_size': options.batch_size}
+    options.changes |= {f'decoding.{name}': value for name, value in flags.items() if value is not None}
+    command.check_output(options.output, force=options.force)
+    lines = command.read_input(options.input)
+    prefixes = None if options.prefix_file is None else command.read_input(options.prefix_file)
+    translations = command.translate_lines(
+        options.run, options.checkpoint, lines, prefixes, n_best=options.n_best, changes=options.changes
+    )
+    write = command.make_formatter(options.format, n_best=options.n_best, scores=options.scores)
+    with command.open_output(options.output, force=options.force) as output:
+        for number, (line, found) in enumerate(zip(lines, translations, strict=True), start=1):
+            output.write(f'{write(number, line, found)}\n'.encode())
+
+
+def average(options: argparse.Namespace) -> None:
+    """Averages the parameters of several checkpoints of a run."""
+    from transformer_jax.checkpoints.average import average_run
+
+    steps = None if options.steps is None else _parse_steps(options.steps)
+    average_run(options.run, last=options.last, steps=steps, out=options.out)
+    print(f'the average is in {options.out}: evaluate and translate take it as --checkpoint {options.out}')
+
+
+def show(options: argparse.Namespace) -> None:
+    """Shows what a config means, without training."""
+    from transformer_jax.commands.show import describe
+
+    if options.config is None and options.run is None:
+        raise ConfigError('show needs --config=FILE or --run DIR')
+    for line in describe(_load_config(options), options.run):
+        print(line)
+
+
+def _load_config(options: argparse.Namespace) -> Config:
+    """The config file's config, or else the one that the run folder holds, with the changes of the command line."""
+    if options.config is not None:
+        return overlay(load_config_file(options.config), options.changes)
+    from transformer_jax.checkpoints.run_folder import RunFolder
+
+    return overlay(RunFolder.open(options.run).config, options.changes)
+
+
+def _parse_steps(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(',')]
+    except ValueError:
+        raise ConfigError(f'--steps is {text!r}; it must be numbers with commas between, as 1000,2000') from None
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        'transformer-jax',
+        description='Train, score and use Transformers of "Attention Is All You Need".',
+        epilog=f'"transformer-jax VERB --help" tells more.\n\n{_EXIT_CODES}',
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument('--version', action='version', version=f'%(prog)s {__version__}')
+    verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
+    for add in (_add_train, _add_evaluate, _add_translate, _add_average, _add_show):
+        add(verbs)
+    return parser
+
+
+def _add_verb(verbs: Any, run_verb: Callable, description: str, config: str = '') -> argparse.ArgumentParser:
+    verb = verbs.add_parser(
+        run_verb.__name__,
+        help=(run_verb.__doc__ or '').rstrip('.'),
+        description=description,
+        epilog=(f'config:\n{config}\n' if config else '') + _EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # so that `--config.model.d_model=256` can't be taken for another option
+    )
+    verb.set_defaults(run_verb=run_verb)
+    verb.add_argument(
+        '--run', metavar='DIR', required=run_verb is not show, help='the run folder, on a disk or as gs://...'
+    )
+    return verb
+
+
+def _add_train(verbs: Any) -> None:
+    verb = _add_verb(
+        verbs,
+        train,
+        'Trains a run. The folder takes everything that the run writes. The same command again goes on where the\n'
+        'run stopped; there another config is refused, but for fields that change no result (steps, logging, ...).',
+        _CONFIG_FILE + _CONFIG_FIELD,
+    )
+    verb.add_argument('--config', metavar='FILE[:ARGS]', help='the config; may be left out to go on with a run')
+
+
+def _add_evaluate(verbs: Any) -> None:
+    verb = _add_verb(
+        verbs,
+        evaluate,
+        'Scores a run on a split: likelihood, perplexity, sacreBLEU, chrF, for German the split BLEU of the paper,\n'
+        'for the built-in task exact matches by phenomenon. Every pair is scored once, on its raw reference.',
+        _CONFIG_FIELD,
+    )
+    verb.add_argument('--split', default='test', choices=('train', 'validation', 'test'), help='default: test')
+    _add_checkpoint(verb)
+    verb.add_argument('--examples', type=int, default=0, metavar='N', help='also print the first N translations')
+    verb.add_argument('--batch-tokens', metavar='N', help='source slots a batch; default: as the run is configured')
+
+
+def _add_translate(verbs: Any) -> None:
+    verb = _add_verb(
+        verbs,
+        translate,
+        'Translates text: one line out for each line in, in the same order. A line ends at LF; blank lines stay\n'
+        'blank. How many lines, cut sources and cut translations there were goes to standard error.',
+        _CONFIG_FIELD,
+    )
+    _add_checkpoint(verb)
+    add = verb.add_argument
+    add('--input', default='-', metavar='FILE', help='UTF-8 text, plain or .gz; default: standard input')
+    add('--output', default='-', metavar='FILE', help='appears when all is done; default: standard output')
+    add('--force', action='store_true', help='replace the output file if it exists')
+    add('--format', default='text', choices=('text', 'jsonl'), help='jsonl: one object a line in, with all figures')
+    add('--scores', action='store_true', help='text: SCORE and a tab before each translation')
+    add('--n-best', type=int, default=1, metavar='N', help='text: N lines for each, NUMBER and a tab before them')
+    add('--prefix-file', metavar='FILE', help='what each translation must start with, line by line')
+    add('--method', choices=('beam', 'greedy', 'sampling'), help='default: as the run is configured')
+    add('--beam-size', metavar='N', help='default: as the run is configured; 4 in the paper')
+    add('--alpha', metavar='A', help='length penalty; default: as the run is configured; 0.6 in the paper')
+    add('--batch-size', metavar='N', help='sentences at a time; default: as the run is configured')
+
+
+def _add_average(verbs: Any) -> None:
+    verb = _add_verb(
+        verbs,
+        average,
+        'Averages the parameters of several checkpoints into one that evaluate and translate take. The paper\n'
+        '(section 6.1) averages the last 5 of the base model and the last 20 of the big one.',
+    )
+    which = verb.add_mutually_exclusive_group(required=True)
+    which.add_argument('--last', type=int, metavar='K', help='the last K that the run keeps')
+    which.add_argument('--steps', metavar='A,B,...', help='those of these steps')
+    verb.add_argument('--out', required=True, metavar='DIR', help='where the average goes; must not exist')
+
+
+def _add_show(verbs: Any) -> None:
+    verb = _add_verb(
+        verbs,
+        show,
+        'Prints the whole config, the parameters by name and shape, their number, the mesh, and, once the data of\n'
+        'the run are prepared, its buckets and the steps of an epoch. Trains nothing and writes nothing.',
+        _CONFIG_FILE + _CONFIG_FIELD,
+    )
+    verb.add_argument('--config', metavar='FILE[:ARGS]', help='the config; default: the one of the run')
+
+
+def _add_checkpoint(verb: argparse.ArgumentParser) -> None:
+    help_text = 'best, latest, a step, or a folder that "average" wrote; default: best'
+    verb.add_argument('--checkpoint', default='best', metavar='WHICH', help=help_text)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

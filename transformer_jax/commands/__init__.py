@@ -1,0 +1,1 @@
+"""What the longer verbs of the command line do."""

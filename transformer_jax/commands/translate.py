@@ -1,0 +1,114 @@
+"""The verb `translate`: lines of text in, as many out, whole or not at all."""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING
+
+from etils import epath
+
+from transformer_jax.data.text_files import read_lines
+
+if TYPE_CHECKING:
+    from transformer_jax.decoding.translator import Counts, Translation
+
+STANDARD = '-'  # the name of standard input and of standard output
+
+
+def read_input(name: str) -> list[str]:
+    """All lines of a file, plain or gzip, or of standard input, read as the training text is: a line ends at LF."""
+    if name != STANDARD:
+        return list(read_lines(name))
+    with tempfile.NamedTemporaryFile(prefix='standard_input_') as copy:
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.flush()
+        try:
+            return list(read_lines(copy.name))
+        except ValueError as error:
+            raise ValueError(str(error).replace(copy.name, 'standard input')) from error
+
+
+def check_output(name: str, *, force: bool) -> None:
+    """Raises `ValueError` before any work when the output can't be written or would replace a file."""
+    if name == STANDARD:
+        return
+    path = epath.Path(name)
+    if path.is_dir():
+        raise ValueError(f'the output {name} is a folder')
+    if path.exists() and not force:
+        raise ValueError(f'the output {name} exists; --force replaces it')
+    if not path.parent.is_dir():
+        raise ValueError(f'the output {name} is to lie in {path.parent}, which is no folder')
+
+
+@contextlib.contextmanager
+def open_output(name: str, *, force: bool) -> Iterator[IO[bytes]]:
+    """Standard output, or a file that appears under its name only when all of it is written."""
+    if name == STANDARD:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    path = epath.Path(name)
+    unfinished = path.parent / f'.{path.name}.{os.getpid()}.writing'
+    try:
+        with unfinished.open('wb') as file:
+            yield file
+        check_output(name, force=force)  # what has come to lie there meanwhile
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def make_formatter(kind: str, *, n_best: int, scores: bool) -> Callable[[int, str, 'Sequence[Translation]'], str]:
+    """From `(line number from 1, source, translations)` to what is written for that line, without the last LF.
+
+    'text' is the best translation alone. `scores` puts `SCORE TAB` before it, and `n_best` above 1 writes a line for
+    each with `NUMBER TAB` first. 'jsonl' is one object a line of input, whatever the rest.
+    """
+
+    def as_text(number: int, source: str, translations: 'Sequence[Translation]') -> str:
+        lines = []
+        for one in translations or [None]:  # a blank line has no translation and stays a line
+            columns = [str(number)] if n_best > 1 else []
+            columns += ['' if one is None else f'{one.score:.6f}'] if scores else []
+            lines.append('\t'.join([*columns, '' if one is None else one.text]))
+        return '\n'.join(lines)
+
+    def as_json(number: int, source: str, translations: 'Sequence[Translation]') -> str:
+        found = [
+            {
+                'text': one.text,
+                'score': one.score,
+                'log_probability': one.log_probability,
+                'length': one.length,
+                'finished': one.finished,
+            }
+            for one in translations
+        ]
+        return json.dumps({'line': number, 'source': source, 'translations': found}, ensure_ascii=False)
+
+    return {'text': as_text, 'jsonl': as_json}[kind]
+
+
+def translate_lines(
+    translator, lines: Sequence[str], prefixes: Sequence[str] | None, *, n_best: int
+) -> 'list[list[Translation]]':
+    """The translations of each line; prints to standard error what was done and what was cut."""
+    start = time.monotonic()
+    translations = translator.translate_n_best(lines, n_best, prefixes=prefixes)
+    print(_summarise(translator.counts, time.monotonic() - start), file=sys.stderr)
+    return translations
+
+
+def _summarise(counts: 'Counts', seconds: float) -> str:
+    speed = f'{counts.lines / seconds:,.1f} lines/s' if seconds else 'no time'
+    return (
+        f'{counts.lines:,} lines: {counts.blank:,} blank, {counts.cut:,} sources cut, '
+        f'{counts.unfinished:,} translations cut; {seconds:,.1f} s, {speed}'
+    )
