@@ -22,7 +22,7 @@ def option(
     below: float | None = None,
     free: bool = False,
 ) -> Any:
-    """A config field with its rule: `choices`, an inclusive `minimum` and `maximum`, or exclusive `above` and `below`."""
+    """A config field with its rule: `choices`, an inclusive `minimum` and `maximum`, or open `above` and `below`."""
     rule = {'choices': choices, 'minimum': minimum, 'maximum': maximum, 'above': above, 'below': below, 'free': free}
     return dataclasses.field(default=default, metadata=rule)
 
@@ -41,7 +41,7 @@ def _group(section: type) -> Any:
 
 @dataclass(frozen=True)
 class TextFilesConfig:
-    """Parallel text: one sentence a line, LF ends a line, plain or .gz. A `.tsv` holds `source TAB target` in one file."""
+    """Parallel text: one sentence a line, LF ends a line, plain or .gz. A TSV holds `source TAB target` lines."""
 
     train_source: str | None = None
     train_target: str | None = None

@@ -11,7 +11,7 @@ from transformer_jax.shapes import Array, Bool, Int
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Mask:
-    """True = may attend. A query sees the keys of its own segment; segment 0 is padding and sees and is seen by nothing.
+    """True = may attend. A query sees the keys of its own segment; segment 0 is padding, which sees and shows nothing.
 
     `causal` also hides keys of a later position. `allowed` narrows further, key by key (a beam's hypotheses see only
     their own ancestors). Materialised late, so that a cached one-row query and a full forward pass agree.

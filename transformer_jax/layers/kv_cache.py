@@ -55,7 +55,7 @@ def empty_cache(
 
 
 def open_slots(cache: KVCache, lengths: Int[Array, 'B'], num_new: int) -> tuple[KVCache, Int[Array, 'B P']]:
-    """Takes the next `num_new` slots: row b's first `lengths[b]` of them hold tokens. Returns the positions of the new rows."""
+    """Takes the next `num_new` slots: row b's first `lengths[b]` of them hold tokens. Returns the rows' positions."""
     offsets = jnp.arange(num_new)
     positions = cache.next_position[:, None] + offsets
     holds = offsets < lengths[:, None]

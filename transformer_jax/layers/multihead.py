@@ -14,7 +14,7 @@ _AXES_IN = ('embed', 'heads', 'head_dim')
 
 
 class MultiHeadAttention(nn.Module):
-    """Concat(head_1 .. head_N) W^O with head_i = Attention(Q W^Q_i, K W^K_i, V W^V_i); used as self- and cross-attention.
+    """Concat(head_1 .. head_N) W^O with head_i = Attention(Q W^Q_i, K W^K_i, V W^V_i); self- and cross-attention.
 
     The pieces are methods of their own so that decoding can keep keys and values: `project_kv` once a key, then
     `attend` for each new query.

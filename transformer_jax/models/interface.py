@@ -42,7 +42,7 @@ class Model(Protocol):
         ...
 
     def init_decode(self, params: Params, memory: Any, max_length: int) -> Cache:
-        """An empty cache of `max_length` target slots, W = 1. Cross keys and values are computed here, once a sentence."""
+        """An empty cache of `max_length` target slots, W = 1; cross keys and values are made here, once a sentence."""
         ...
 
     def prefill(
@@ -50,13 +50,13 @@ class Model(Protocol):
     ) -> tuple[Float[Array, 'B P V'], Cache]:
         """Reads a whole target prefix at once into an empty cache (W = 1).
 
-        `tokens[:, 0]` is the start id, the forced prefix follows; row b holds `lengths[b] >= 1` real tokens, then anything.
+        `tokens[:, 0]` is the start id, the forced prefix follows; `lengths[b] >= 1` tokens of row b are real.
         `logits[b, i]` predicts what comes after `tokens[b, i]`. Takes P slots of the cache whatever the lengths.
         """
         ...
 
     def broadcast(self, cache: Cache, num_hypotheses: int) -> Cache:
-        """From W = 1 to W = `num_hypotheses` equal hypotheses; what depends on the source alone stays one a sentence."""
+        """From W = 1 to W = `num_hypotheses` equal hypotheses; what depends on the source alone is not copied."""
         ...
 
     def decode_step(

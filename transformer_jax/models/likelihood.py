@@ -25,7 +25,7 @@ class Smoothing(NamedTuple):
 
 
 def label_smoothing(epsilon: float, vocab_size: int, over: str = 'all') -> Smoothing:
-    """epsilon spread over all V entries (the paper), or over the V - 1 wrong ones (`over='others'`, as T2T does)."""
+    """Epsilon spread over all V entries (the paper), or over the V - 1 wrong ones (`over='others'`, as T2T does)."""
     every = epsilon / (vocab_size if over == 'all' else vocab_size - 1)
     return Smoothing(1 - epsilon - (0.0 if over == 'all' else every), every)
 

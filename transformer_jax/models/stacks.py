@@ -66,7 +66,7 @@ class DecoderLayer(nn.Module):
     def step(
         self, inputs: Float[Array, 'B T D'], extend: Any, memory_kv: tuple[Array, Array], memory_mask: Mask
     ) -> tuple[Float[Array, 'B T D'], Any]:
-        """The layer on new rows only. `extend(k, v)` stores their keys and values and returns `(k, v, mask, stored)`."""
+        """The layer on new rows only. `extend(k, v)` stores their keys and values; returns `(k, v, mask, stored)`."""
         stored = None
 
         def attend_to_past(y: Array) -> Array:

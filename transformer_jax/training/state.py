@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import optax
 
 from transformer_jax.models.interface import Model
+from transformer_jax.parallel.mesh import replicated
+from transformer_jax.parallel.rules import sharding_tree
 from transformer_jax.shapes import Array, Int, Params
 
 
@@ -39,8 +41,28 @@ def abstract_state(model: Model, optimizer: optax.GradientTransformation, *, wit
     return jax.eval_shape(lambda: make_state(model.init(jax.random.key(0)), optimizer, with_average=with_average))
 
 
+def state_shardings(
+    model: Model, optimizer: optax.GradientTransformation, abstract: TrainState, mesh: jax.sharding.Mesh
+) -> TrainState:
+    """Where each array of the state lies: parameters by the rules table, and what follows a parameter along with it."""
+    whole = replicated(mesh)
+    params = sharding_tree(model.logical_axes(), abstract.params, mesh)
+
+    def beside(leaf: jax.ShapeDtypeStruct, param: jax.ShapeDtypeStruct, sharding: jax.sharding.NamedSharding):
+        return sharding if leaf.shape == param.shape else whole  # Adafactor's statistics are smaller than a parameter
+
+    optimizer_state = optax.tree.map_params(
+        optimizer, beside, abstract.optimizer, abstract.params, params, transform_non_params=lambda _: whole
+    )
+    average = None if abstract.average is None else params
+    return TrainState(whole, params, optimizer_state, average, whole, whole)
+
+
 def advance_average(average: Params, params: Params, step: Int[Array, ''], decay: float) -> Params:
-    """average += (1 - d) (params - average), with d = min(decay, (step + 1) / (step + 10)) so that a young average moves."""
+    """One step of the moving average: average += (1 - d) (params - average).
+
+    d is min(decay, (step + 1) / (step + 10)), so that a young average follows the parameters.
+    """
     step = step.astype(jnp.float32)
     rate = 1 - jnp.minimum(decay, (step + 1) / (step + 10))
     return jax.tree.map(lambda old, new: old + rate * (new - old), average, params)

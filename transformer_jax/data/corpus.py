@@ -1,0 +1,62 @@
+"""The data of one run: its source, its vocabulary, and the prepared ids of each split."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from etils import epath
+
+from transformer_jax.config import Config, ConfigError
+from transformer_jax.data import Pair, Source, make_source
+from transformer_jax.data.prepared import Prepared, prepare
+from transformer_jax.data.vocabulary import Vocabulary, load_vocabulary, make_vocabulary
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Text and ids of every split, made once and reused at each later start."""
+
+    source: Source
+    vocabulary: Vocabulary
+    cache_dir: str
+    report: Callable[[str], None]
+
+    def has(self, split: str) -> bool:
+        """Whether the source has this split."""
+        return split in self.source.splits()
+
+    def prepared(self, split: str) -> Prepared:
+        """The ids of a split. Raises `ConfigError` when the source has no such split."""
+        self._require(split)
+        return prepare(self.source, split, self.vocabulary, self.cache_dir, report=self.report)
+
+    def pairs(self, split: str, most: int | None = None) -> list[Pair]:
+        """The text of a split, or of its first pairs."""
+        self._require(split)
+        return list(itertools.islice(self.source.read(split), most))
+
+    def _require(self, split: str) -> None:
+        if not self.has(split):
+            raise ConfigError(f'the data have no {split!r} split; they have {", ".join(self.source.splits())}')
+
+
+def open_corpus(
+    config: Config,
+    vocabulary_folder: epath.Path,
+    default_cache_dir: epath.Path,
+    *,
+    report: Callable[[str], None] = print,
+) -> Corpus:
+    """Opens the data of a run; the first time, the vocabulary is made from them and saved. Raises `ConfigError`."""
+    source = make_source(config, report)
+    if vocabulary_folder.exists():
+        vocabulary = load_vocabulary(vocabulary_folder)
+    else:
+        vocabulary = make_vocabulary(config.vocabulary, source, report=report)
+        vocabulary.save(vocabulary_folder)
+    if vocabulary.size != config.vocabulary.size:
+        raise ConfigError(
+            f'config.vocabulary.size is {config.vocabulary.size}, but the vocabulary in {vocabulary_folder} has '
+            f'{vocabulary.size} pieces'
+        )
+    return Corpus(source, vocabulary, config.data.cache_dir or str(default_cache_dir), report)

@@ -1,0 +1,288 @@
+"""The training loop: restore, step, report, evaluate, save, stop. The order of these is the order of the code."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from transformer_jax.checkpoints.store import Store
+from transformer_jax.config import Config
+from transformer_jax.data.batch import HostBatch
+from transformer_jax.data.pipeline import TrainingBatches
+from transformer_jax.models.interface import Model
+from transformer_jax.parallel.mesh import place_batch
+from transformer_jax.shapes import Params
+from transformer_jax.training.metrics import Metrics, Window, figures
+from transformer_jax.training.optimizer import make_optimizer
+from transformer_jax.training.reporting import Reporter
+from transformer_jax.training.schedule import make_schedule
+from transformer_jax.training.state import TrainState, abstract_state, make_state, state_shardings
+from transformer_jax.training.step import Step, make_train_step
+from transformer_jax.training.stopping import Stopped, StopRequest
+
+
+class TrainingError(RuntimeError):
+    """Training can't go on."""
+
+
+class Evaluation(Protocol):
+    """What the loop reads of an evaluation's result."""
+
+    def score(self, name: str) -> float:
+        """The figure of this name: 'loss' (less is better) or 'bleu'."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; the numbers among them are reported."""
+        ...
+
+
+Evaluate = Callable[[Params], Evaluation]
+
+
+@dataclass
+class Progress:
+    """The host's share of a checkpoint: where the data are, and how evaluation has gone."""
+
+    batch_index: int = 0  # training batches used, accumulated ones counted singly
+    evaluated_step: int = 0
+    best_score: float | None = None
+    evaluations_without_better: int = 0
+
+
+def train(
+    config: Config,
+    model: Model,
+    batches: TrainingBatches,
+    store: Store,
+    reporter: Reporter,
+    mesh: jax.sharding.Mesh,
+    *,
+    evaluate: Evaluate | None,
+) -> int | None:
+    """Trains until `config.train.steps` updates, early stopping, or a signal. Returns that signal, or None.
+
+    A run that was cut goes on as if it had not been: state, data order and random keys are all functions of what the
+    checkpoint holds. Raises `TrainingError` after `max_bad_steps` non-finite updates in a row.
+    """
+    with StopRequest() as stop, jax.set_mesh(mesh):
+        run = _Run(config, model, batches, store, reporter, mesh, evaluate, stop)
+        run.until_done()
+        return stop.signal
+
+
+class _Run:
+    """The loop's own variables, so that each stage can be a method that reads as a sentence."""
+
+    def __init__(
+        self,
+        config: Config,
+        model: Model,
+        batches: TrainingBatches,
+        store: Store,
+        reporter: Reporter,
+        mesh: jax.sharding.Mesh,
+        evaluate: Evaluate | None,
+        stop: StopRequest,
+    ) -> None:
+        self.config, self.store, self.reporter, self.mesh = config, store, reporter, mesh
+        self.evaluate, self.stop = evaluate, stop
+        schedule = make_schedule(config.optimizer.schedule, config.model.d_model, config.train.steps)
+        optimizer = make_optimizer(config.optimizer, schedule)
+        step = make_train_step(model, optimizer, schedule, config.train, seed=config.seed, mesh=mesh)
+        with reporter.timing('compile'):
+            self.state, self.progress = _restore_or_start(config, model, optimizer, store, mesh)
+        reporter.header(list(mesh.devices.flat), sum(leaf.size for leaf in jax.tree.leaves(self.state.params)))
+        self.programs = _Programs(step, mesh, reporter)
+        self.applied = int(self.state.step)  # updates known to be done
+        self.bad_in_row = int(self.state.bad_in_row)
+        self.saved_step = self.applied or None
+        self.window = Window()
+        self.in_flight: tuple[Metrics, np.ndarray] | None = None  # a dispatched update, and the ids of its pairs
+        self.feed = _micro_batches(batches.iterate(self.progress.batch_index), config.train.accumulation)
+        self.stopped_early = False
+
+    def until_done(self) -> None:
+        """Updates, each followed by what is due after it."""
+        total = self.config.train.steps
+        try:
+            while not (self.stop.requested or self.stopped_early):
+                if self._maybe_applied() >= total:
+                    self._settle()
+                    if self.applied >= total:
+                        break
+                self._update()
+                self._do_what_is_due()
+            self._settle()
+            if self.applied and self.applied >= total and not self.stopped_early:
+                self._evaluate_and_save()
+            elif self.applied != (self.saved_step or 0):
+                self._save()
+        finally:
+            self.feed.close()
+            with self.reporter.timing('checkpoint'):
+                self.store.wait()
+
+    def _update(self) -> None:
+        with self.reporter.timing('data'):
+            host_batches = next(self.feed)
+            micro_batches = tuple(place_batch(one.batch, self.mesh) for one in host_batches)
+        program = self.programs.of(self.state, micro_batches)
+        with self.reporter.timing('step'):
+            self.state, metrics = program(self.state, micro_batches)
+            # The result of the update before is read only now, when the device already has this one to work on.
+            self._settle()
+        self.in_flight = metrics, np.concatenate([one.pair_ids for one in host_batches])
+        self.progress.batch_index += len(host_batches)
+
+    def _settle(self) -> None:
+        """Waits for the update in flight and learns whether it was applied."""
+        if self.in_flight is None:
+            return
+        metrics, pair_ids = self.in_flight
+        self.in_flight = None
+        self.window.add(metrics)
+        if not int(metrics.bad_steps):
+            self.applied += 1
+            self.bad_in_row = 0
+            self.reporter.advance(self.applied)
+            return
+        self.bad_in_row += 1
+        shown = ', '.join(map(str, pair_ids[:8])) + (', ...' if len(pair_ids) > 8 else '')
+        self.reporter.say(f'update {self.applied + 1:,} was skipped: loss or gradient not finite (pairs {shown})')
+        if self.bad_in_row > self.config.train.max_bad_steps:
+            raise TrainingError(
+                f'{self.bad_in_row} updates in a row were not finite, more than config.train.max_bad_steps '
+                f'{self.config.train.max_bad_steps}; the last one held the training pairs {shown}. The parameters are '
+                f'those of update {self.applied:,}; lower the learning rate or set config.optimizer.clip_norm'
+            )
+
+    def _maybe_applied(self) -> int:
+        return self.applied + (self.in_flight is not None)
+
+    def _do_what_is_due(self) -> None:
+        config, step = self.config, self._maybe_applied()
+        if step % config.logging.every_steps == 0:
+            self._settle()
+            self.reporter.step(self.applied, figures(self.window.close()))
+        if step >= config.train.steps:
+            return  # the end evaluates and saves
+        evaluation_due = _is_due(step, config.evaluation.every_steps)
+        if not (evaluation_due or _is_due(step, config.checkpoint.every_steps)):
+            return
+        self._settle()
+        if self.applied != step:
+            return  # a skipped update: what is due comes with the next good one
+        if evaluation_due:
+            self._evaluate_and_save()
+        else:
+            self._save()
+
+    def _evaluate_and_save(self) -> None:
+        if self.evaluate is None or self.progress.evaluated_step == self.applied:
+            if self.applied != self.saved_step:
+                self._save()
+            return
+        score, note = None, ''
+        try:
+            with self.reporter.timing('evaluation'), self.stop.interruptible():
+                result = self.evaluate(self.state.evaluation_params())
+        except Stopped:
+            self._save()
+            return
+        score = result.score(self.config.evaluation.score)
+        self.progress.evaluated_step = self.applied
+        if _is_better(score, self.progress.best_score, self.config.evaluation.score):
+            self.progress.best_score, self.progress.evaluations_without_better = score, 0
+            note = 'best so far'
+        else:
+            self.progress.evaluations_without_better += 1
+        self.reporter.evaluation(self.applied, _numbers(result.to_dict()), note=note)
+        self._save(score)
+        patience = self.config.evaluation.patience
+        if patience is not None and self.progress.evaluations_without_better >= patience:
+            self.stopped_early = True
+            self.reporter.say(f'stopped early: {patience} evaluations without a better {self.config.evaluation.score}')
+
+    def _save(self, score: float | None = None) -> None:
+        config = self.config.checkpoint
+        with self.reporter.timing('checkpoint'):
+            extra = dataclasses.asdict(self.progress) | {'seed': self.config.seed}
+            higher = self.config.evaluation.score != 'loss'
+            self.store.save(self.applied, self.state, extra, score=score, higher_is_better=higher)
+            if config.average_every_steps is None or _is_due(self.applied, config.average_every_steps):
+                self.store.save_snapshot(self.applied, self.state.params)
+        self.saved_step = self.applied
+
+
+class _Programs:
+    """The compiled update of each bucket."""
+
+    def __init__(self, step: Step, mesh: jax.sharding.Mesh, reporter: Reporter) -> None:
+        self._jitted = jax.jit(step, donate_argnums=0)
+        self._compiled: dict[tuple, Any] = {}
+        self._reporter = reporter
+
+    def of(self, state: TrainState, micro_batches: tuple) -> Callable:
+        """Compiles the update for these shapes the first time they come."""
+        first = micro_batches[0]
+        key = (len(micro_batches), first.inputs.shape, first.targets.shape)
+        if key not in self._compiled:
+            start = monotonic()
+            with self._reporter.timing('compile'):
+                self._compiled[key] = self._jitted.lower(state, micro_batches).compile()
+            rows, source_length = first.inputs.shape
+            name = f'the update of {rows} rows of {source_length} + {first.targets.shape[1]} subwords'
+            self._reporter.compiled(name, monotonic() - start)
+        return self._compiled[key]
+
+
+def _restore_or_start(
+    config: Config, model: Model, optimizer: Any, store: Store, mesh: jax.sharding.Mesh
+) -> tuple[TrainState, Progress]:
+    """The newest checkpoint, or fresh parameters drawn from the run's seed."""
+    with_average = config.train.ema_decay is not None
+    abstract = abstract_state(model, optimizer, with_average=with_average)
+    shardings = state_shardings(model, optimizer, abstract, mesh)
+    if store.latest() is None:
+
+        def start() -> TrainState:
+            params = model.init(jax.random.key(config.seed, impl='threefry2x32'))
+            return make_state(params, optimizer, with_average=with_average)
+
+        return jax.jit(start, out_shardings=shardings)(), Progress()
+    target = jax.tree.map(
+        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), abstract, shardings
+    )
+    _, state, extra = store.restore(target)
+    names = {field.name for field in dataclasses.fields(Progress)}
+    return state, Progress(**{name: value for name, value in extra.items() if name in names})
+
+
+def _micro_batches(batches: Iterator[HostBatch], accumulation: int) -> Iterator[list[HostBatch]]:
+    """The batches of one update at a time."""
+    try:
+        while True:
+            yield [next(batches) for _ in range(accumulation)]
+    finally:
+        batches.close()  # type: ignore[attr-defined]
+
+
+def _is_due(step: int, every: int | None) -> bool:
+    return every is not None and step > 0 and step % every == 0
+
+
+def _is_better(score: float, best: float | None, name: str) -> bool:
+    if not np.isfinite(score):
+        return False
+    return best is None or (score < best if name == 'loss' else score > best)
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    """The figures of an evaluation, flat: numbers as they are, and each score by its name."""
+    flat = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+    return flat | {score['name']: score['value'] for score in values.get('scores', ())}
