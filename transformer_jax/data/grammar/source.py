@@ -1,0 +1,213 @@
+"""The data source: splits without overlap, drawn in a fixed order, with everything that is known of each pair."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from random import Random
+from typing import Any, NamedTuple
+
+from ...config import ConfigError, GrammarConfig
+from ..batch import Pair
+from . import english_sentence, german_sentence
+from .annotation import align, find_phenomena, link_antecedents, link_subjects, node_positions, swap_roles
+from .counting import count_pairs
+from .generator import SentenceGenerator
+from .lexicon import Lexicon
+from .meaning import NounPhrase, Pronoun, Sentence
+from .profiles import LONG_PROFILES, PROFILES, Profile
+from .words import Words
+
+SPLITS = ('train', 'validation', 'test', 'long', 'combinations')
+# Changing what is drawn must change this: it tells prepared data of another version from this one's.
+VERSION = 1
+_TEST_SHARE = 0.12
+_VALIDATION_SHARE = 0.06
+_COMBINATION_SHARE = 0.04
+_MIN_OBJECTS = 12  # a verb with fewer possible objects has none held out
+_PROBE_PAIRS = 32  # the first pairs, which stand for the content in the fingerprint
+# At most this part of the counted pairs may be asked for, so that drawing distinct ones does not slow down.
+_MAX_SHARE = 0.1
+
+
+class _Draw(NamedTuple):
+    meaning: Sentence
+    english: Words
+    source: str
+
+
+class GrammarSource:
+    """English-German pairs of the built-in grammar.
+
+    The splits: `train`, `validation` and `test` share constructions and no sentence; the German of `long` has more words
+    than any of training; each sentence of `combinations` has a verb with an object noun that never meets it in another
+    split. Which split a sentence belongs to depends on its English alone, so splits of two seeds don't overlap either,
+    and a sentence and its role reversal are in the same split. The number of `long` and of `combinations` is that of
+    `validation`. Raises `ConfigError` when a split is larger than the level can fill well.
+
+    `Pair.info` holds `phenomena` (names of `PHENOMENA`), `alignment` ((source, target) word places), `subject_links`
+    ((verb, subject) target places), `antecedent_links` ((pronoun, noun) target places) and `reversed_id` (the id of the
+    pair of the same split in which subject and object have changed places, or None). Places count the words between
+    spaces, from 0; punctuation belongs to the word before it.
+    """
+
+    def __init__(self, config: GrammarConfig, seed: int):
+        self._level = config.level
+        self._seed = seed
+        self._sizes = {
+            'train': config.num_train,
+            'validation': config.num_validation,
+            'test': config.num_test,
+            'long': config.num_validation,
+            'combinations': config.num_validation,
+        }
+        most = int(count_pairs(config.level) * _MAX_SHARE)
+        for name in ('num_train', 'num_validation', 'num_test'):
+            if (size := getattr(config, name)) > most:
+                raise ConfigError(
+                    f'config.data.grammar.{name} is {size}; at level {config.level!r} it must be at most {most}'
+                )
+
+    def splits(self) -> tuple[str, ...]:
+        return SPLITS
+
+    def size(self, split: str) -> int:
+        """The number of pairs `read` yields."""
+        return self._sizes[self._checked(split)]
+
+    def read(self, split: str) -> Iterator[Pair]:
+        """The pairs of a split in the order of their ids, distinct, and the same at every call."""
+        size = self.size(split)
+        seen: set[bytes] = set()
+        next_id = 0
+        for draw in self._draws(split):
+            key = hashlib.blake2b(draw.source.encode(), digest_size=8).digest()
+            if key in seen:
+                continue
+            mate = self._mate(draw, split)
+            if mate is not None and next_id + 2 > size:
+                continue  # no room for both
+            seen.add(key)
+            yield _make_pair(next_id, draw, None if mate is None else next_id + 1)
+            next_id += 1
+            if mate is not None:
+                seen.add(hashlib.blake2b(mate.source.encode(), digest_size=8).digest())
+                yield _make_pair(next_id, mate, next_id - 1)
+                next_id += 1
+            if next_id == size:
+                return
+
+    def fingerprint(self, split: str) -> str:
+        """Names the content: level, split, size, seed, version and the first pairs themselves."""
+        digest = hashlib.sha256(f'{VERSION}/{self._level}/{split}/{self.size(split)}/{self._seed}'.encode())
+        for pair, _ in zip(self.read(split), range(_PROBE_PAIRS), strict=False):
+            digest.update(f'\n{pair.source}\t{pair.target}'.encode())
+        return digest.hexdigest()[:32]
+
+    def _checked(self, split: str) -> str:
+        if split not in SPLITS:
+            raise ValueError(f'split is {split!r}; the built-in task has {", ".join(map(repr, SPLITS))}')
+        return split
+
+    def _draws(self, split: str) -> Iterator[_Draw]:
+        """Sentences of the split without end; they may repeat."""
+        profile = (LONG_PROFILES if split == 'long' else PROFILES)[self._level]
+        generator = SentenceGenerator(_lexicon(self._level), profile)
+        digest = hashlib.sha256(f'{self._level}/{split}/{self._seed}'.encode()).digest()
+        rng = Random(int.from_bytes(digest[:8], 'big'))
+        while True:
+            meaning = generator.draw(rng)
+            draw = _realize(meaning)
+            if split == 'long' or find_split(meaning, draw.source, self._level) == split:
+                if _fits(meaning, draw, profile) and (
+                    split != 'long' or not has_held_out_combination(meaning, self._level)
+                ):
+                    yield draw
+
+    def _mate(self, draw: _Draw, split: str) -> _Draw | None:
+        """The role reversal, which the test splits hold as well."""
+        if split not in ('validation', 'test'):
+            return None
+        reversal = swap_roles(draw.meaning)
+        return None if reversal is None else _realize(reversal)
+
+
+@lru_cache(maxsize=None)
+def _lexicon(level: str) -> Lexicon:
+    return Lexicon(level)
+
+
+def translate(meaning: Sentence) -> tuple[str, str]:
+    """The English and the German sentence."""
+    return _join(english_sentence.sentence(meaning)), _join(german_sentence.sentence(meaning))
+
+
+def find_split(meaning: Sentence, source: str, level: str) -> str:
+    """`train`, `validation`, `test` or `combinations`: a function of the English sentence and its role reversal."""
+    if has_held_out_combination(meaning, level):
+        return 'combinations'
+    reversal = swap_roles(meaning)
+    if reversal is not None:
+        if has_held_out_combination(reversal, level):
+            return 'combinations'
+        source = min(source, _join(english_sentence.sentence(reversal)))
+    mark = _hash_share(source)
+    if mark < _TEST_SHARE:
+        return 'test'
+    return 'validation' if mark < _TEST_SHARE + _VALIDATION_SHARE else 'train'
+
+
+def has_held_out_combination(meaning: Sentence, level: str) -> bool:
+    """Whether some verb meets an object noun that training never shows it with."""
+    held_out = _held_out_combinations(level)
+    for clause in meaning.clauses():
+        obj = clause.object
+        if isinstance(obj, Pronoun):
+            obj = obj.antecedent
+        if isinstance(obj, NounPhrase) and (clause.verb.lemma, obj.noun.english) in held_out:
+            return True
+    return False
+
+
+@lru_cache(maxsize=None)
+def _held_out_combinations(level: str) -> frozenset[tuple[str, str]]:
+    lexicon = _lexicon(level)
+    return frozenset(
+        (verb.lemma, noun.english)
+        for verb in lexicon.verbs
+        if verb.objects is not None and len(nouns := lexicon.nouns_of(verb.objects)) >= _MIN_OBJECTS
+        for noun in nouns
+        if _hash_share(f'{verb.lemma} + {noun.english}') < _COMBINATION_SHARE
+    )
+
+
+def _hash_share(text: str) -> float:
+    """A number in [0, 1) that depends on the text alone."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'big') / 2.0**64
+
+
+def _join(words: Words) -> str:
+    return ' '.join(text for text, _ in words)
+
+
+def _realize(meaning: Sentence) -> _Draw:
+    words = english_sentence.sentence(meaning)
+    return _Draw(meaning, words, _join(words))
+
+
+def _fits(meaning: Sentence, draw: _Draw, profile: Profile) -> bool:
+    """Whether the German has as many words as the profile wants; the English may have two more."""
+    num_words = len(german_sentence.sentence(meaning))
+    return profile.min_words <= num_words <= profile.max_words and len(draw.english) <= profile.max_words + 2
+
+
+def _make_pair(pair_id: int, draw: _Draw, reversed_id: int | None) -> Pair:
+    target = german_sentence.sentence(draw.meaning)
+    positions = node_positions(target)
+    info: Mapping[str, Any] = {
+        'phenomena': find_phenomena(draw.meaning, target, positions),
+        'alignment': align(draw.english, target),
+        'subject_links': link_subjects(draw.meaning, positions),
+        'antecedent_links': link_antecedents(draw.meaning, positions),
+        'reversed_id': reversed_id,
+    }
+    return Pair(pair_id, draw.source, _join(target), info)
