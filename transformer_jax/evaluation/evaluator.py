@@ -1,0 +1,237 @@
+"""A model on a split: likelihood of the references, and scores of its translations."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from transformer_jax.data.batch import Batch, HostBatch, Pair
+from transformer_jax.data.pipeline import evaluation_batches
+from transformer_jax.data.prepared import Prepared
+from transformer_jax.data.vocabulary import Vocabulary
+from transformer_jax.decoding.translator import Translator
+from transformer_jax.evaluation.bleu import (
+    ExactMatch,
+    Score,
+    check_lines,
+    chrf_score,
+    exact_match,
+    sacrebleu_score,
+    split_bleu_score,
+)
+from transformer_jax.models.interface import Model
+from transformer_jax.models.likelihood import token_log_probabilities
+from transformer_jax.parallel.mesh import num_data_shards, place_batch, replicated
+from transformer_jax.shapes import Params
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one evaluation found. `scores` and `match` are empty and None when nothing was translated."""
+
+    split: str
+    num_pairs: int
+    num_tokens: int  # target subwords, eos included
+    num_words: int  # of the raw references, split at whitespace
+    nll: float  # nats, summed over all target subwords; no smoothing
+    scores: tuple[Score, ...] = ()
+    match: ExactMatch | None = None
+
+    @property
+    def loss(self) -> float:
+        """Plain negative log-likelihood in nats a target subword."""
+        return self.nll / self.num_tokens
+
+    @property
+    def perplexity(self) -> float:
+        """Per target subword, eos included."""
+        return _exp(self.loss)
+
+    @property
+    def word_perplexity(self) -> float | None:
+        """Per word of the raw references, so that vocabularies can be compared; None when they hold no word."""
+        return _exp(self.nll / self.num_words) if self.num_words else None
+
+    @property
+    def bleu(self) -> float | None:
+        """The sacreBLEU score, or None when nothing was translated."""
+        return self.scores[0].value if self.scores else None
+
+    def score(self, name: str) -> float:
+        """The figure that `config.evaluation.score` names: 'loss' (less is better) or 'bleu' (more is)."""
+        if name == 'loss':
+            return self.loss
+        if name == 'bleu' and self.bleu is not None:
+            return self.bleu
+        known = "'loss'" if self.bleu is None else "'loss' or 'bleu'"
+        raise ValueError(f'there is no score {name!r} of the {self.split} split; it must be {known}')
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        return {
+            'split': self.split,
+            'num_pairs': self.num_pairs,
+            'num_tokens': self.num_tokens,
+            'num_words': self.num_words,
+            'loss': self.loss,
+            'perplexity': self.perplexity,
+            'word_perplexity': self.word_perplexity,
+            'scores': [dataclasses.asdict(score) for score in self.scores],
+            'exact_match': None if self.match is None else dataclasses.asdict(self.match),
+        }
+
+    def format(self) -> str:
+        """A few lines to read; the last ones are of the exact matches, overall and by phenomenon."""
+        words = '' if self.word_perplexity is None else f', {self.word_perplexity:.2f} a word'
+        lines = [
+            f'{self.split}: {self.num_pairs:,} pairs, {self.num_tokens:,} target subwords, {self.num_words:,} words',
+            f'NLL: {self.loss:.4f} nats a subword',
+            f'perplexity: {self.perplexity:.2f} a subword{words}',
+            *(f'{score.name}: {score.value:.2f} ({score.signature})' for score in self.scores),
+        ]
+        if self.match is not None:
+            lines.append(f'exact match: {self.match.value:.1f} %')
+            width = max(map(len, self.match.by_phenomenon), default=0)
+            lines += [
+                f'  {name:<{width}} {value:5.1f} % of {self.match.num_lines_by_phenomenon[name]:,}'
+                for name, value in self.match.by_phenomenon.items()
+            ]
+        return '\n'.join(lines)
+
+
+class Evaluator:
+    """Evaluates parameters on one split: `evaluator(params)` gives a `Result`. Programs are compiled once a shape.
+
+    Args:
+        model: whose parameters come with each call.
+        prepared: ids of the split.
+        pairs: its text, the first pairs of the split or all of them; what is evaluated.
+        vocabulary: the one the ids were made with.
+        batch_tokens: slots of a batch.
+        translator: translates the sources, with the parameters of each call; None = likelihood alone.
+        target_language: 'de' adds the paper's split BLEU; None = a task whose lines are not of a natural language.
+        mesh: the rows of a batch lie over its data axis; None = the default device.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        prepared: Prepared,
+        pairs: Sequence[Pair],
+        vocabulary: Vocabulary,
+        *,
+        batch_tokens: int,
+        translator: Translator | None = None,
+        target_language: str | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+    ):
+        if not pairs:
+            raise ValueError(f'the {prepared.split} split has no pairs to evaluate')
+        if [pair.id for pair in pairs] != list(range(len(pairs))) or len(pairs) > prepared.num_pairs:
+            raise ValueError(
+                f'{len(pairs)} pairs to evaluate, but {prepared.num_pairs} prepared in the {prepared.split} split; '
+                'give the first pairs of the split, in order'
+            )
+        self._references = [pair.target for pair in pairs]
+        check_lines(self._references, self._references)
+        longest = max(prepared.source_lengths[: len(pairs)].max(), prepared.target_lengths[: len(pairs)].max())
+        self._model = _make_room(model, int(longest))
+        self._prepared, self._pairs, self._vocabulary = prepared, list(pairs), vocabulary
+        self._batch_tokens, self._mesh = batch_tokens, mesh
+        self._translator, self._target_language = translator, target_language
+        self._log_probabilities = jax.jit(
+            lambda params, batch: token_log_probabilities(self._model, params, batch),
+            out_shardings=None if mesh is None else replicated(mesh),
+        )
+
+    def __call__(self, params: Params, *, folder: epath.PathLike | None = None) -> Result:
+        """Scores every pair once. `folder` also takes the translations, the raw references and the result as files."""
+        nll = self.negative_log_likelihoods(params)
+        result = Result(
+            split=self._prepared.split,
+            num_pairs=len(self._pairs),
+            num_tokens=int(self._prepared.target_lengths[: len(self._pairs)].sum(dtype=np.int64)),
+            num_words=sum(len(reference.split()) for reference in self._references),
+            nll=float(nll.sum()),
+        )
+        hypotheses = None
+        if self._translator is not None:
+            self._translator.params = params
+            hypotheses = self._translator.translate([pair.source for pair in self._pairs])
+            result = dataclasses.replace(result, **self._score(hypotheses))
+        if folder is not None:
+            self._write(epath.Path(folder), result, hypotheses)
+        return result
+
+    def negative_log_likelihoods(self, params: Params) -> np.ndarray:
+        """Nats of each pair's target given its source, float64 `[pairs]`; each pair is scored exactly once."""
+        nll = np.full(len(self._pairs), np.nan)
+        scored = np.zeros(len(self._pairs), np.int64)
+        for host_batch in self._batches():
+            ids, batch = host_batch.pair_ids, host_batch.batch
+            log_probabilities = np.asarray(self._log_probabilities(params, self._place(batch)), np.float64)
+            nll[ids] = -log_probabilities[: len(ids)].sum(axis=1)
+            np.add.at(scored, ids, 1)
+        if not (scored == 1).all():
+            bad = int(np.flatnonzero(scored != 1)[0])
+            raise RuntimeError(
+                f'pair {bad} of the {self._prepared.split} split was scored {scored[bad]} times, not once'
+            )
+        return nll
+
+    def _batches(self) -> Iterator[HostBatch]:
+        return evaluation_batches(
+            self._prepared,
+            vocabulary=self._vocabulary,
+            batch_tokens=self._batch_tokens,
+            rows_multiple=1 if self._mesh is None else num_data_shards(self._mesh),
+            max_pairs=len(self._pairs),
+        )
+
+    def _place(self, batch: Batch) -> Batch:
+        """This process's rows of a global batch, on the mesh; each process makes all batches and reads all results."""
+        if self._mesh is None:
+            return batch
+        count, index = jax.process_count(), jax.process_index()
+        return place_batch(jax.tree.map(lambda rows: np.split(rows, count)[index], batch), self._mesh)
+
+    def _score(self, hypotheses: list[str]) -> dict[str, Any]:
+        references, language = self._references, self._target_language
+        scores = [sacrebleu_score(hypotheses, references, language), chrf_score(hypotheses, references)]
+        if language == 'de':
+            scores.append(split_bleu_score(hypotheses, references))
+        tagged = all(pair.info is not None and 'phenomena' in pair.info for pair in self._pairs)
+        phenomena = [pair.info['phenomena'] for pair in self._pairs if pair.info is not None] if tagged else None
+        return {'scores': tuple(scores), 'match': exact_match(hypotheses, references, phenomena)}
+
+    def _write(self, folder: epath.Path, result: Result, hypotheses: list[str] | None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f'{result.split}.json').write_text(json.dumps(result.to_dict(), indent=1) + '\n')
+        if hypotheses is None:
+            return
+        for name, lines in (('hypotheses', hypotheses), ('references', self._references)):
+            text = ''.join(f'{line}\n' for line in lines)
+            (folder / f'{result.split}.{name}.txt').write_bytes(text.encode())
+
+
+def _make_room(model: Model, longest: int) -> Model:
+    """A model that takes the longest pair: references are scored whole, however long the model's own limit."""
+    if longest <= model.max_length:
+        return model
+    config = getattr(model, 'config', None)
+    if config is None or config.positions not in ('sinusoidal', 'none'):
+        raise ValueError(
+            f'the longest side of a pair has {longest} subwords with eos, above config.model.max_length '
+            f'{model.max_length}, and learned positions reach no further; raise it or take the pair out'
+        )
+    return dataclasses.replace(model, config=dataclasses.replace(config, max_length=longest))  # type: ignore[type-var]
+
+
+def _exp(nats: float) -> float:
+    return math.exp(nats) if nats < 700 else math.inf
