@@ -1,0 +1,60 @@
+"""Files that are whole or absent: durable writes, the rename that makes a folder visible, and removal."""
+
+import contextlib
+import json
+import os
+from typing import Any
+
+from etils import epath
+
+
+def is_local(path: epath.Path) -> bool:
+    """Whether `path` is on a file system with an atomic rename; object stores (`gs://`, `s3://`) have none."""
+    return '://' not in os.fspath(path)
+
+
+def sync_to_disk(path: epath.Path) -> None:
+    """Returns once a local file's content, or a local folder's list of names, is on the disk."""
+    if not is_local(path):
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_whole(path: epath.Path, text: str) -> None:
+    """Writes a text file so that readers see the old content or the new, never a part."""
+    if not is_local(path):
+        path.write_text(text, encoding='utf-8')
+        return
+    unfinished = path.parent / f'{path.name}.writing'
+    unfinished.write_text(text, encoding='utf-8')
+    sync_to_disk(unfinished)
+    unfinished.replace(path)
+    sync_to_disk(path.parent)
+
+
+def write_json(path: epath.Path, content: Any) -> None:
+    """Writes readable JSON with `write_whole`. Raises TypeError for what JSON can't hold."""
+    write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + '\n')
+
+
+def publish(unfinished: epath.Path, final: epath.Path) -> None:
+    """Gives a finished folder its final name by one rename. On an object store both are the same folder."""
+    if unfinished == final:
+        return
+    unfinished.rename(final)
+    sync_to_disk(final.parent)
+
+
+def remove_folder(folder: epath.Path) -> None:
+    """Removes a folder of ours; it leaves the visible names first, so that no reader finds a half of it."""
+    if is_local(folder) and not folder.name.endswith('.deleting'):
+        doomed = folder.parent / f'{folder.name}.deleting'
+        with contextlib.suppress(FileNotFoundError):
+            doomed.rmtree()
+        folder.rename(doomed)
+        folder = doomed
+    folder.rmtree()

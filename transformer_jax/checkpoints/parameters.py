@@ -1,0 +1,70 @@
+"""Parameters on their own: exported, averaged or imported, in a folder like a checkpoint's without the optimizer."""
+
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from etils import epath
+
+from transformer_jax.checkpoints import arrays, digests
+from transformer_jax.checkpoints.digests import CheckpointError
+from transformer_jax.checkpoints.writing import Writing
+from transformer_jax.shapes import Params
+
+PART = 'params'
+
+
+def write_parameters(path: str | os.PathLike[str], params: Params, info: dict[str, Any]) -> None:
+    """Writes parameters and what is known of them (JSON) into a new folder, whole or not at all.
+
+    Raises CheckpointError when something lies there already, when the parameters are not finite, or when writing fails.
+    """
+    path = epath.Path(path)
+    for taken in (path, path.parent / f'{path.name}.writing'):
+        if taken.exists():
+            raise CheckpointError(f'{taken} exists already and is not overwritten; remove it or give another name')
+    content = manifest_content('parameters', info=info)
+    writing = Writing(path, arrays.split({PART: params}), content)
+    try:
+        writing.finish()
+    except Exception as error:
+        writing.abandon()
+        raise CheckpointError(f'writing parameters to {path} failed: {type(error).__name__}: {error}') from error
+
+
+def read_parameters(path: str | os.PathLike[str], abstract: Params) -> tuple[Params, dict[str, Any]]:
+    """Parameters and info from a folder of `write_parameters`, or the parameters of a checkpoint or snapshot folder.
+
+    `abstract` is a tree of ShapeDtypeStructs; each leaf comes onto its sharding, or the first device when it has none.
+    Every file is checked before use. Raises DamagedError, or MismatchError when the tree is another.
+    """
+    path = epath.Path(path)
+    manifest = digests.read_manifest(path)
+    return read_part(path, manifest, PART, abstract), describe(manifest)
+
+
+def read_part(folder: epath.Path, manifest: dict[str, Any], part: str, abstract: Any) -> Any:
+    """One part of a checkpoint folder, such as `params`, checked and placed."""
+    return read_tree(folder, manifest, {part: abstract}, (part,))[part]
+
+
+def read_tree(folder: epath.Path, manifest: dict[str, Any], abstract: Any, parts: Iterable[str] | None = None) -> Any:
+    """The tree `abstract` describes. With `parts` None the checkpoint must hold nothing beyond it."""
+    wanted = arrays.split(abstract)
+    recorded = manifest['leaves']
+    for part in recorded if parts is None else ():
+        wanted.setdefault(part, {})
+    arrays.check_leaves(folder, recorded, wanted)
+    digests.check_digests(folder, manifest, wanted)
+    return arrays.join(abstract, arrays.read(folder, wanted))
+
+
+def manifest_content(kind: str, *, step: int | None = None, info: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """What a manifest says beside the arrays; `kind` is checkpoint, snapshot or parameters."""
+    return {'kind': kind, 'step': step, 'score': None, 'info': info} | more
+
+
+def describe(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What a reader may want to say of the parameters it loaded: kind, step, score, and the info they came with."""
+    own = {name: manifest[name] for name in ('kind', 'step', 'score')}
+    return own | (manifest['info'] if manifest['kind'] != 'checkpoint' else {})

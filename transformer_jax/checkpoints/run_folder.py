@@ -1,0 +1,265 @@
+"""One folder a run: where everything of it lies, and who may write there.
+
+A run folder belongs to one run. The same command again resumes it; another fixed field, another vocabulary or a second
+live process is refused, and so is a folder that holds something else.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import socket
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from etils import epath
+
+from transformer_jax.checkpoints import files
+from transformer_jax.config import ConfigError
+
+Differences = Callable[[dict[str, Any], dict[str, Any]], list[tuple[str, Any, Any]]]
+
+_PACKAGES = ('transformer-jax', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'grain', 'sentencepiece')
+_SHOWN = 8  # names an error lists
+
+
+class RunFolderError(ConfigError):
+    """A folder that can't be used as this run's; the message names what it holds and what to do."""
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python and of the packages that shape a run's numbers; packages not installed are left out."""
+    found = {'python': platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+class RunFolder:
+    """The places of one run, local or on an object store. Made by `open` (to read) or `start` (to write)."""
+
+    def __init__(self, path: str | os.PathLike[str], *, may_write: bool = False, primary: bool = True) -> None:
+        self.path = _absolute(path)
+        self.may_write = may_write
+        self.primary = primary  # of several processes, the one that writes what is not an array
+        self._lock: Any = None
+
+    @property
+    def config(self) -> epath.Path:
+        return self.path / 'config.json'
+
+    @property
+    def earlier_configs(self) -> epath.Path:
+        """One JSON line for each config that a resume replaced."""
+        return self.path / 'earlier_configs.jsonl'
+
+    @property
+    def vocabulary(self) -> epath.Path:
+        return self.path / 'vocabulary'
+
+    @property
+    def data(self) -> epath.Path:
+        return self.path / 'data'
+
+    @property
+    def checkpoints(self) -> epath.Path:
+        return self.path / 'checkpoints'
+
+    @property
+    def snapshots(self) -> epath.Path:
+        return self.path / 'snapshots'
+
+    @property
+    def averages(self) -> epath.Path:
+        return self.path / 'averages'
+
+    @property
+    def metrics(self) -> epath.Path:
+        return self.path / 'metrics.jsonl'
+
+    @property
+    def tensorboard(self) -> epath.Path:
+        return self.path / 'tensorboard'
+
+    @property
+    def record(self) -> epath.Path:
+        """Versions, devices and what was chosen for this machine."""
+        return self.path / 'record.json'
+
+    @property
+    def evaluations(self) -> epath.Path:
+        return self.path / 'evaluations'
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Self:
+        """A run folder to read from, also while the run is live. Raises RunFolderError when it is none."""
+        folder = cls(path)
+        if not folder.path.exists():
+            raise RunFolderError(f'there is no run folder {folder.path}')
+        if not folder.path.is_dir():
+            raise RunFolderError(f'{folder.path} is a file, not a run folder')
+        if not folder.config.exists():
+            raise RunFolderError(f'{folder.path} is no run folder: it has no config.json; {_contents(folder.path)}')
+        folder.read_config()
+        return folder
+
+    @classmethod
+    def start(
+        cls,
+        path: str | os.PathLike[str],
+        config: dict[str, Any],
+        differences: Differences,
+        *,
+        primary: bool = True,
+    ) -> Self:
+        """A run folder to write to: made with `config`, or resumed when it holds the same run.
+
+        `differences(old, new)` gives `(field, old value, new value)` of the fixed fields that differ; any of them
+        refuses. When only free fields differ, config.json takes the new ones and the old go to earlier_configs.jsonl.
+        Of several processes one is `primary`, and the others must start after it: only the primary takes the lock
+        and writes. An object store has no lock. Raises RunFolderError.
+        """
+        folder = cls(path, may_write=True, primary=primary)
+        if folder.path.exists() and not folder.path.is_dir():
+            raise RunFolderError(f'{folder.path} is a file; give a folder for the run')
+        if primary:
+            folder._refuse_foreign()
+            folder.path.mkdir(parents=True, exist_ok=True)
+            if files.is_local(folder.path):
+                folder._lock = _take_lock(folder.path)
+        try:
+            folder._adopt(config, differences)
+        except BaseException:
+            folder.close()
+            raise
+        return folder
+
+    def close(self) -> None:
+        """Gives the lock back; the folder is for reading from then on."""
+        self.may_write = False
+        if self._lock is not None:
+            (self.path / 'owner.json').unlink(missing_ok=True)
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def read_config(self) -> dict[str, Any]:
+        """The config as it was resolved at the last start. Raises RunFolderError when it can't be read."""
+        return _read_json(self.config)
+
+    def read_record(self) -> dict[str, Any]:
+        """What record.json holds; empty before the first `update_record`."""
+        return _read_json(self.record) if self.record.exists() else {}
+
+    def update_record(self, **entries: Any) -> None:
+        """Adds entries to record.json, over those of the same name; of several processes only the primary writes."""
+        if not self.may_write:
+            raise RunFolderError(f'{self.path} is open for reading only')
+        if self.primary:
+            files.write_json(self.record, self.read_record() | entries)
+
+    def check_vocabulary(self, fingerprint: str) -> None:
+        """Refuses another vocabulary than the run's. A run open for writing remembers the first one it is shown."""
+        known = self.read_record().get('vocabulary')
+        if known is None:
+            if self.may_write:
+                self.update_record(vocabulary=fingerprint)
+            return
+        if known != fingerprint:
+            raise RunFolderError(
+                f'{self.path} was trained with the vocabulary of fingerprint {known}, but this one has {fingerprint}; '
+                'ids would mean other words. Give the vocabulary of the run, or start another run folder'
+            )
+
+    def _refuse_foreign(self) -> None:
+        if not self.path.exists() or self.config.exists():
+            return
+        ours = {'run.lock', 'owner.json', 'config.json.writing'}  # a start that was killed leaves no more than these
+        if any(entry.name not in ours for entry in self.path.iterdir()):
+            raise RunFolderError(
+                f'{self.path} is not empty and holds no run (no config.json); {_contents(self.path)}. '
+                'Give an empty or a new folder'
+            )
+
+    def _adopt(self, config: dict[str, Any], differences: Differences) -> None:
+        config = json.loads(json.dumps(config))  # tuples become lists, as they will be when read
+        if not self.config.exists():
+            if not self.primary:
+                raise RunFolderError(f'{self.path} has no config.json yet; the primary process must start first')
+            files.write_json(self.config, config)
+            return
+        old = self.read_config()
+        changed = differences(old, config)
+        if changed:
+            rows = '\n'.join(f'  {field}: {before!r} in the run, {after!r} now' for field, before, after in changed)
+            raise RunFolderError(
+                f'{self.path} holds a run with other settings, which a resume must not change:\n{rows}\n'
+                'Use the settings of the run, or another folder'
+            )
+        if self.primary and old != config:
+            lines = self.earlier_configs.read_text() if self.earlier_configs.exists() else ''
+            lines += json.dumps({'replaced': _now(), 'config': old}, ensure_ascii=False) + '\n'
+            files.write_whole(self.earlier_configs, lines)
+            files.write_json(self.config, config)
+
+
+def _take_lock(path: epath.Path) -> Any:
+    import filelock
+
+    lock = filelock.FileLock(path / 'run.lock', thread_local=False)
+    owner = path / 'owner.json'
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise RunFolderError(f'{path} is in use by another live run ({_describe_owner(owner)})') from error
+    files.write_json(owner, {'pid': os.getpid(), 'host': socket.gethostname(), 'since': _now()})
+    return lock
+
+
+def _describe_owner(owner: epath.Path) -> str:
+    for _ in range(5):  # the other one may have taken the lock a moment ago
+        try:
+            entry = json.loads(owner.read_text())
+            return f'process {entry["pid"]} on {entry["host"]} since {entry["since"]}'
+        except (OSError, ValueError, KeyError):
+            time.sleep(0.05)
+    return 'its process is unknown'
+
+
+def _read_json(path: epath.Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes().decode('utf-8'))
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f'{path} could not be read: {error}') from error
+    if not isinstance(content, dict):
+        raise RunFolderError(f'{path} holds {type(content).__name__}, not an object')
+    return content
+
+
+def _contents(folder: epath.Path) -> str:
+    names = sorted(entry.name for entry in folder.iterdir())
+    if not names:
+        return 'it is empty'
+    more = f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''
+    return f'it holds {", ".join(names[:_SHOWN])}{more}'
+
+
+def _absolute(path: str | os.PathLike[str]) -> epath.Path:
+    path = epath.Path(path)
+    return epath.Path(os.path.abspath(path.expanduser())) if files.is_local(path) else path  # noqa: PTH100
+
+
+def _now() -> str:
+    return time.strftime('%Y-%m-%dT%H:%M:%S%z')
