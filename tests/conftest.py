@@ -9,31 +9,55 @@ os.environ.setdefault('JAX_NUMPY_RANK_PROMOTION', 'raise')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import importlib.abc
+import importlib.machinery
 import ipaddress
 import socket
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
 
+
+def _check_types(function: Any) -> Any:
+    """Checks a function by beartype, but for protocols and names that only a type checker knows: those go unchecked."""
+    notes = getattr(function, '__annotations__', {})
+    for name, hint in notes.items():
+        if isinstance(hint, str) or getattr(hint, '_is_protocol', False):
+            notes[name] = Any
+    return beartype(conf=BeartypeConf(is_pep484_tower=True))(function)
+
+
 # Array shapes and types are checked at every call of the packages that pass arrays around.
+_checker = types.ModuleType('transformer_jax_type_checker')
+_checker.check = _check_types  # type: ignore[attr-defined]
+sys.modules[_checker.__name__] = _checker
 install_import_hook(
     [f'transformer_jax.{name}' for name in ('attention', 'positions', 'layers', 'models', 'training', 'decoding')],
-    'beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))',
+    f'{_checker.__name__}.check',
 )
 
 collect_ignore = ['benchmarks']  # they compare with packages that the tests do without
 
 
 class _TensorFlowRefusal(importlib.abc.MetaPathFinder):
-    """Makes `import tensorflow` fail loudly: nothing of a training process may load it."""
+    """Makes `import tensorflow` fail where it is installed: nothing of a training process may load it."""
 
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        if fullname.partition('.')[0] == 'tensorflow':
-            message = 'a test imported tensorflow; mark it @pytest.mark.tensorflow if it must'
-            raise ModuleNotFoundError(message, name=fullname)
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        if fullname != 'tensorflow':
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None:
+            spec.loader = _Refusal()
+        return spec
+
+
+class _Refusal(importlib.abc.Loader):
+    def exec_module(self, module: Any) -> None:
+        raise ImportError('a test imported tensorflow; mark it @pytest.mark.tensorflow if it must', name='tensorflow')
 
 
 _refusal = _TensorFlowRefusal()
