@@ -24,7 +24,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.data.max_length = 32
     config.data.batch_tokens = 1024
     config.data.num_buckets = 2
-    config.vocabulary.size = 48  # 20 symbols with and without a space before them, and the specials
+    config.vocabulary.size = 45  # 20 symbols, each with and without a space before it, and the specials
     config.vocabulary.byte_fallback = False
     config.source_language = config.target_language = 'symbols'
 

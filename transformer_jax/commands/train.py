@@ -1,14 +1,12 @@
 """The verb `train`: opens the run folder and the data, and hands the loop what it needs."""
 
-import platform
 import time
-from importlib import metadata
 
 import jax
 from etils import epath
 
 from transformer_jax import models
-from transformer_jax.checkpoints.run_folder import RunFolder
+from transformer_jax.checkpoints.run_folder import RunFolder, versions
 from transformer_jax.checkpoints.store import Store
 from transformer_jax.config import Config
 from transformer_jax.data.corpus import Corpus, open_corpus
@@ -21,19 +19,18 @@ from transformer_jax.parallel.mesh import make_mesh, num_data_shards
 from transformer_jax.training.loop import train
 from transformer_jax.training.reporting import Reporter
 
-PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'sentencepiece', 'numpy', 'transformer-jax')
-
 
 def train_run(config: Config, run_dir: epath.PathLike) -> int | None:
     """Starts a run, or goes on with the one in the folder. Returns the signal that stopped it, or None when done."""
     models.validate(config)
-    folder = RunFolder.start(run_dir, config_to_dict(config), fixed_differences)
-    with folder.lock():
+    primary = jax.process_index() == 0
+    with RunFolder.start(run_dir, config_to_dict(config), fixed_differences, primary=primary) as folder:
         mesh = make_mesh(config.execution.mesh)
         if config.execution.compilation_cache is not None:
             jax.config.update('jax_compilation_cache_dir', config.execution.compilation_cache)
             jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.5)
         corpus = open_corpus(config, folder.vocabulary, folder.data)
+        folder.check_vocabulary(corpus.vocabulary.fingerprint)
         batches = TrainingBatches(
             corpus.prepared('train'),
             config.data,
@@ -50,19 +47,19 @@ def train_run(config: Config, run_dir: epath.PathLike) -> int | None:
             start_id=corpus.vocabulary.start_id,
             execution=config.execution,
         )
-        store = Store(folder, config.checkpoint)
+        store = Store(folder, config.checkpoint, report=print)
         latest = store.latest() or 0
         if latest >= config.train.steps:
             print(f'the run in {folder.path} is done: it has {latest:,} updates of {config.train.steps:,}')
             return None
-        folder.write_record(_describe_run(config, corpus, batches, mesh))
+        folder.update_record(**_describe_run(config, batches, mesh))
         with Reporter(
             folder.metrics,
             folder.tensorboard,
             config.logging,
             total_steps=config.train.steps,
             start_step=latest,
-            primary=jax.process_index() == 0,
+            primary=primary,
         ) as reporter:
             _say_data(reporter, corpus, batches)
             evaluate = make_evaluator(config, model, corpus, mesh) if corpus.has('validation') else None
@@ -96,17 +93,15 @@ def _say_data(reporter: Reporter, corpus: Corpus, batches: TrainingBatches) -> N
     )
 
 
-def _describe_run(config: Config, corpus: Corpus, batches: TrainingBatches, mesh: jax.sharding.Mesh) -> dict:
+def _describe_run(config: Config, batches: TrainingBatches, mesh: jax.sharding.Mesh) -> dict:
     """What a reader of the results needs to know besides the config."""
     device = mesh.devices.flat[0]
     return {
         'started': time.strftime('%Y-%m-%dT%H:%M:%S%z'),
-        'python': platform.python_version(),
-        'versions': {name: metadata.version(name) for name in PACKAGES},
+        'versions': versions(),
         'devices': {'count': int(mesh.size), 'kind': device.device_kind, 'platform': device.platform},
         'mesh': dict(mesh.shape),
         'attention': {'kind': config.model.attention.kind, 'impl': config.model.attention.impl},
-        'vocabulary': corpus.vocabulary.fingerprint,
         'normalization': config.vocabulary.normalization,
         'buckets': [bucket._asdict() for bucket in batches.buckets],
         'padding': batches.padding,

@@ -213,9 +213,15 @@ class _Run:
         with self.reporter.timing('checkpoint'):
             extra = dataclasses.asdict(self.progress) | {'seed': self.config.seed}
             higher = self.config.evaluation.score != 'loss'
-            self.store.save(self.applied, self.state, extra, score=score, higher_is_better=higher)
-            if config.average_every_steps is None or _is_due(self.applied, config.average_every_steps):
-                self.store.save_snapshot(self.applied, self.state.params)
+            self.store.save(
+                self.applied,
+                self.state,
+                extra,
+                score=score,
+                score_name=self.config.evaluation.score,
+                higher_is_better=higher,
+                snapshot=config.average_every_steps is None or _is_due(self.applied, config.average_every_steps),
+            )
         self.saved_step = self.applied
 
 
