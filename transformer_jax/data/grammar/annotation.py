@@ -1,6 +1,7 @@
 """What is known about a sentence pair beside its words: phenomena, gold alignment and gold links."""
 
 from dataclasses import replace
+from typing import Any
 
 from .lexicon import QUANTIFIERS
 from .meaning import AUXILIARY, DETERMINER, RELATIVE_PRONOUN, Clause, NounPhrase, Pronoun, Sentence, noun_phrases
@@ -40,6 +41,34 @@ def swap_roles(meaning: Sentence) -> Sentence | None:
     return Sentence(replace(clause, subject=obj, object=subject))
 
 
+def annotate(meaning: Sentence, source: Words, target: Words) -> dict[str, Any]:
+    """Phenomena, alignment and links of a pair, as `GrammarSource` describes them."""
+    positions = node_positions(target)
+    clauses = meaning.clauses()
+    phrases = noun_phrases(clauses)
+    pronouns = _pronouns(clauses, phrases)
+    found = {
+        'role_order': swap_roles(meaning) is not None,
+        'long_distance_verb': _has_distant_verb(meaning, clauses, positions),
+        'relative_clause': any(clause.gap is not None for clause in clauses),
+        'separable_verb': any(_has_split_verb(clause, positions) for clause in clauses),
+        'agreement': any(_has_attractor(clause) for clause in clauses),
+        'coreference': bool(pronouns),
+        'number_inversion': any(np.number is not None and np.number > 20 and np.number % 10 for np in phrases),
+        'negation': any(clause.negated for clause in clauses),
+        'date': any(clause.adverbial is not None and clause.adverbial.is_date for clause in clauses),
+        'ditransitive': any(clause.recipient is not None for clause in clauses),
+        'modal': any(clause.modal is not None for clause in clauses),
+        'length': len(target) >= LONG_WORDS,
+    }
+    return {
+        'phenomena': tuple(name for name in PHENOMENA if found[name]),
+        'alignment': _align(source, positions),
+        'subject_links': _link_subjects(clauses, positions),
+        'antecedent_links': tuple(sorted((positions[node][0], positions[np.node][0]) for node, np in pronouns)),
+    }
+
+
 def node_positions(words: Words) -> dict[int, list[int]]:
     """For each node the places, from 0, of the words that express it."""
     positions: dict[int, list[int]] = {}
@@ -49,57 +78,25 @@ def node_positions(words: Words) -> dict[int, list[int]]:
     return positions
 
 
-def align(source: Words, target: Words) -> tuple[tuple[int, int], ...]:
-    """The pairs (source place, target place) of words that share a node, sorted."""
-    positions = node_positions(target)
-    return tuple(
-        sorted({(i, j) for i, (_, nodes) in enumerate(source) for node in nodes for j in positions.get(node, ())})
-    )
+def _align(source: Words, positions: dict[int, list[int]]) -> tuple[tuple[int, int], ...]:
+    """The pairs (source place, target place) of words that share a node."""
+    pairs = {(i, j) for i, (_, nodes) in enumerate(source) for node in nodes for j in positions.get(node, ())}
+    return tuple(sorted(pairs))
 
 
-def find_phenomena(meaning: Sentence, target: Words, positions: dict[int, list[int]]) -> tuple[str, ...]:
-    """The phenomena of the sentence, in the order of `PHENOMENA`; `positions` are those of the target."""
-    clauses = meaning.clauses()
-    phrases = noun_phrases([meaning.main] + ([meaning.second] if meaning.second is not None else []))
-    found = {
-        'role_order': swap_roles(meaning) is not None,
-        'long_distance_verb': _has_distant_verb(meaning, positions),
-        'relative_clause': any(np.relative is not None for np in phrases),
-        'separable_verb': any(_has_split_verb(clause, positions) for clause in clauses),
-        'agreement': any(_has_attractor(clause) for clause in clauses),
-        'coreference': bool(_pronouns(clauses, phrases)),
-        'number_inversion': any(np.number is not None and np.number > 20 and np.number % 10 for np in phrases),
-        'negation': any(clause.negated for clause in clauses),
-        'date': any(clause.adverbial is not None and clause.adverbial.is_date for clause in clauses),
-        'ditransitive': any(clause.recipient is not None for clause in clauses),
-        'modal': any(clause.modal is not None for clause in clauses),
-        'length': len(target) >= LONG_WORDS,
-    }
-    return tuple(name for name in PHENOMENA if found[name])
-
-
-def link_subjects(meaning: Sentence, positions: dict[int, list[int]]) -> tuple[tuple[int, int], ...]:
-    """(verb, subject) target places for every verb word but prefixes and `zu`; the subject is a noun or a pronoun.
+def _link_subjects(clauses: list[Clause], positions: dict[int, list[int]]) -> tuple[tuple[int, int], ...]:
+    """(verb, subject) places for every verb word but separated prefixes; the subject is a noun or a personal pronoun.
 
     The verb of a relative clause is linked to the noun it describes where that is its subject, and a verb whose subject
     is left out ("und wäscht sie", "zu sehen") to the subject that it shares.
     """
     links = []
-    for clause in meaning.clauses():
-        subject = positions[clause.subject.head_node][0]
-        verb_words = positions[clause.node]
-        if clause.verb.prefix is not None and _has_split_verb(clause, positions):
-            verb_words = verb_words[:1]
-        auxiliary = positions.get(clause.node + AUXILIARY, []) if clause.has_auxiliary else []
-        links += [(place, subject) for place in (*verb_words, *auxiliary)]
+    for clause in clauses:
+        subject = positions[clause.subject.node][0]
+        links.append((positions[clause.node][0], subject))
+        if clause.has_auxiliary:
+            links.append((positions[clause.node + AUXILIARY][0], subject))
     return tuple(sorted(links))
-
-
-def link_antecedents(meaning: Sentence, positions: dict[int, list[int]]) -> tuple[tuple[int, int], ...]:
-    """(pronoun, noun) target places for personal and possessive pronouns."""
-    phrases = noun_phrases([meaning.main] + ([meaning.second] if meaning.second is not None else []))
-    pairs = _pronouns(meaning.clauses(), phrases)
-    return tuple(sorted((positions[node][0], positions[antecedent.node][0]) for node, antecedent in pairs))
 
 
 def _pronouns(clauses: list[Clause], phrases: list[NounPhrase]) -> list[tuple[int, NounPhrase]]:
@@ -117,10 +114,10 @@ def _has_split_verb(clause: Clause, positions: dict[int, list[int]]) -> bool:
     return clause.verb.prefix is not None and len(positions[clause.node]) > 1
 
 
-def _has_distant_verb(meaning: Sentence, positions: dict[int, list[int]]) -> bool:
+def _has_distant_verb(meaning: Sentence, clauses: list[Clause], positions: dict[int, list[int]]) -> bool:
     """Whether at least two words part a verb from its subject (verb last) or from its auxiliary (verb second)."""
     link, second = meaning.link, meaning.second
-    for clause in meaning.clauses():
+    for clause in clauses:
         verb = positions[clause.node][-1]
         is_second = link is not None and clause is second
         if is_second and link.kind in ('infinitive', 'purpose'):
@@ -128,7 +125,7 @@ def _has_distant_verb(meaning: Sentence, positions: dict[int, list[int]]) -> boo
         elif clause.gap == 'subject':
             start = positions[clause.node + RELATIVE_PRONOUN][0]
         elif clause.gap == 'object' or (is_second and link.kind in ('subordinate', 'that')):
-            start = positions[clause.subject.head_node][0]
+            start = positions[clause.subject.node][0]
         elif clause.has_auxiliary:
             start = positions[clause.node + AUXILIARY][0]
         else:
@@ -139,11 +136,11 @@ def _has_distant_verb(meaning: Sentence, positions: dict[int, list[int]]) -> boo
 
 
 def _has_attractor(clause: Clause) -> bool:
-    """Whether the last noun before the verb differs in number from the subject."""
+    """Whether a noun inside the subject differs from it in number."""
     subject = clause.subject
-    if not isinstance(subject, NounPhrase) or subject.is_bare or clause.gap is not None or clause.subject_elided:
+    if not isinstance(subject, NounPhrase) or subject.is_bare or clause.gap == 'subject' or clause.subject_elided:
         return False
     inner = [np for np in (subject.companion, subject.owner) if np is not None]
     if subject.relative is not None:
-        inner += noun_phrases([subject.relative])
+        inner += [np for np in noun_phrases([subject.relative]) if np is not subject]
     return any(np.plural != subject.plural for np in inner)

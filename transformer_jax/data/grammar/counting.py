@@ -1,6 +1,6 @@
 """How many different sentences a level has at least, counted from its lexicon."""
 
-from functools import lru_cache
+from functools import cache
 
 from .lexicon import Determiner, Lexicon, Noun
 from .profiles import PROFILES
@@ -8,7 +8,7 @@ from .profiles import PROFILES
 _NUMBERS = 98  # from two to ninety-nine
 
 
-@lru_cache(maxsize=None)
+@cache
 def count_pairs(level: str) -> int:
     """A lower bound of the distinct pairs: plain transitive clauses in the present, with at most one adjective a noun.
 

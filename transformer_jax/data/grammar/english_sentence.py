@@ -1,7 +1,7 @@
 """Puts a meaning into English words."""
 
 from . import english
-from .lexicon import A, BE, HER, HIS, PERSONS
+from .lexicon import BE, HER, HIS, PERSONS, A
 from .meaning import (
     ADJECTIVE,
     AUXILIARY,

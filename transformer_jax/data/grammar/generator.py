@@ -1,311 +1,35 @@
-"""Draws meanings at random: which construction, which words that fit each other, and what is added to them."""
+"""Draws whole sentences at random: one method a construction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
-from typing import TypeVar
 
-from . import english, morphology
-from .lexicon import (
-    A,
-    BARE,
-    BE,
-    HER,
-    HIS,
-    NUMBER,
-    QUANTIFIERS,
-    THE,
-    Adjective,
-    Lexicon,
-    Modal,
-    Noun,
-    Verb,
-)
-from .meaning import NODES_A_PHRASE, Adverbial, Clause, Link, NounPhrase, Pronoun, Sentence, noun_phrases
+from .lexicon import BARE, BE, NO, THE, A, Lexicon, Verb
+from .meaning import Clause, Link, NounPhrase, Sentence
+from .phrase_generator import COMPANIONS, DeadEndError, PhraseGenerator
 from .profiles import Profile
 
-Item = TypeVar('Item')
-
-_DAYS_IN_MONTH = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-_COMPANIONS = frozenset('animal item clothing container'.split())
-_PLACE = frozenset({'place'})
-# What a clause inside a sentence of another tense is told in.
-_RELATIVE_TENSE = {'present': 'present', 'past': 'past', 'perfect': 'past', 'future': 'present'}
+_DESCRIBED = frozenset('man woman animal item container garment headwear vehicle furniture'.split())
 
 
-class _NoSuchSentence(Exception):
-    """The draw came to a place where nothing fits; the next draw starts anew."""
-
-
-class SentenceGenerator:
-    """Draws sentences of one profile. All chance comes from the `Random` given, by `random()` alone."""
+class SentenceGenerator(PhraseGenerator):
+    """Draws sentences of one profile; their length is not yet checked."""
 
     def __init__(self, lexicon: Lexicon, profile: Profile):
-        self.lexicon = lexicon
-        self.profile = profile
+        super().__init__(lexicon, profile)
         self._constructions: dict[str, Callable[[], Sentence]] = {
             name: getattr(self, f'_draw_{name}') for name, _ in profile.constructions
         }
+        self._transitive_actions = tuple(v for v in lexicon.transitive_verbs if v in lexicon.action_verbs)
         self._separable = tuple(v for v in lexicon.verbs if v.prefix is not None and v.recipients is None)
-        self._reversible = tuple(
-            v for v in lexicon.transitive_verbs if v.objects is not None and v.subjects & v.objects
-        )
+        self._reversible = tuple(v for v in lexicon.transitive_verbs if v.subjects & (v.objects or frozenset()))
 
     def draw(self, rng: Random) -> Sentence:
-        """One meaning; its length is not yet checked."""
-        self._random = rng.random
         while True:
-            self._next_node = 0
-            self._used: list[Noun] = []
+            self.start(rng)
             try:
                 return self._constructions[self._weighted(self.profile.constructions)]()
-            except _NoSuchSentence:
+            except DeadEndError:
                 continue
-
-    # Chance
-
-    def _pick(self, items: Sequence[Item]) -> Item:
-        if not items:
-            raise _NoSuchSentence
-        return items[int(self._random() * len(items))]
-
-    def _chance(self, rate: float) -> bool:
-        return rate > 0.0 and self._random() < rate
-
-    def _weighted(self, choices: tuple[tuple[str, float], ...]) -> str:
-        mark = self._random() * sum(weight for _, weight in choices)
-        for name, weight in choices:
-            mark -= weight
-            if mark < 0:
-                return name
-        return choices[-1][0]
-
-    def _node(self) -> int:
-        self._next_node += NODES_A_PHRASE
-        return self._next_node
-
-    # Noun phrases
-
-    def _noun(self, classes: frozenset[str]) -> Noun:
-        """A noun that the sentence has not used yet."""
-        nouns = self.lexicon.nouns_of(classes)
-        noun = self._pick(nouns)
-        if noun in self._used:
-            noun = self._pick([n for n in nouns if n not in self._used])
-        self._used.append(noun)
-        return noun
-
-    def _adjectives(self, noun: Noun) -> tuple[Adjective, ...]:
-        if not self._chance(self.profile.adjective_rate):
-            return ()
-        fitting = self.lexicon.adjectives_of(noun.semantic_class)
-        first = self._pick(fitting)
-        if not self._chance(self.profile.second_adjective_rate):
-            return (first,)
-        second = self._pick(fitting)
-        # Colour stands next to the noun in both languages.
-        if second.group == first.group or first.group == 'color':
-            return (first,)
-        return (first, second)
-
-    def _noun_phrase(
-        self,
-        classes: frozenset[str],
-        *,
-        definite: bool = False,
-        plain: bool = False,
-        possessor: NounPhrase | None = None,
-    ) -> NounPhrase:
-        """A noun phrase; `definite` bars a, numbers and bare plurals, `plain` bars what stands after the noun."""
-        profile = self.profile
-        noun = self._noun(classes)
-        np = NounPhrase(noun, self._node(), THE)
-        np.plural = self._chance(profile.plural_rate)
-        self._determine(np, definite, possessor)
-        np.adjectives = self._adjectives(noun)
-        if plain or np.possessor is not None:
-            return np
-        if noun.semantic_class in ('man', 'woman') and self._chance(profile.companion_rate):
-            np.companion = self._noun_phrase(_COMPANIONS, plain=True)
-        elif noun.semantic_class not in ('man', 'woman', 'child', 'place') and self._chance(profile.owner_rate):
-            np.owner = self._noun_phrase(frozenset({'man', 'woman', 'child'}), definite=True, plain=True)
-            np.owner.determiner = THE
-        return np
-
-    def _determine(self, np: NounPhrase, definite: bool, possessor: NounPhrase | None) -> None:
-        profile = self.profile
-        if possessor is not None and self._chance(profile.possessive_rate):
-            if self._is_only_antecedent(possessor, [possessor]):
-                np.possessor = possessor
-                np.determiner = HIS if morphology.possessive_stem(possessor.agreement) == 'sein' else HER
-                return
-        if not definite and self._chance(profile.number_rate):
-            np.plural, np.determiner = True, NUMBER
-            np.number = 2 + int(self._random() * 98)
-        elif self._chance(profile.determiner_rate):
-            wanted = [
-                d
-                for d in self.lexicon.further_determiners
-                if (d.english_plural if np.plural else d.english) and (not definite or d.definiteness == 'definite')
-            ]
-            np.determiner = self._pick(wanted)
-        elif not definite and self._chance(profile.indefinite_rate):
-            np.determiner = BARE if np.plural else A
-
-    def _is_only_antecedent(self, wanted: NounPhrase, mentioned: list[NounPhrase]) -> bool:
-        """Whether an English pronoun for `wanted` can mean nothing else that was mentioned."""
-        word = wanted.english_pronoun
-        if word is None:
-            return False
-        # A child may be he, she or it.
-        return not any(
-            np is not wanted and (np.english_pronoun == word or (np.english_pronoun is None and word != 'they'))
-            for np in mentioned
-        )
-
-    def _pronoun(self, wanted: NounPhrase, first_clause: Clause) -> Pronoun:
-        if not self._is_only_antecedent(wanted, noun_phrases([first_clause])):
-            raise _NoSuchSentence
-        return Pronoun(wanted, self._node())
-
-    # Clauses
-
-    def _clause(
-        self,
-        verb: Verb,
-        tense: str = 'present',
-        *,
-        subject: NounPhrase | Pronoun | None = None,
-        obj: Pronoun | None = None,
-        plain: bool = False,
-    ) -> Clause:
-        """A clause of the verb with fitting noun phrases; `plain` bars what stands after a noun."""
-        if not verb.has_tense(tense):
-            raise _NoSuchSentence
-        if subject is None:
-            subject = self._noun_phrase(verb.subjects, plain=plain)
-        clause = Clause(self._node(), verb, subject, tense=tense)
-        possessor = subject if isinstance(subject, NounPhrase) and subject.is_bare else None
-        if verb.recipients is not None:
-            clause.recipient = self._noun_phrase(verb.recipients, definite=True, plain=True)
-            possessor = None
-        if obj is not None:
-            clause.object = obj
-        elif verb.objects is not None:
-            clause.object = self._noun_phrase(verb.objects, plain=plain, possessor=possessor)
-        return clause
-
-    def _add_modal(self, clause: Clause) -> None:
-        if clause.tense == 'present' and clause.verb is not BE:
-            clause.modal = self._pick(self.lexicon.modals)
-
-    def _add_negation(self, clause: Clause) -> None:
-        """Negates where `nicht` or `kein` has one right place and the sentence stays plain to read."""
-        subject, obj = clause.subject, clause.object
-        if isinstance(subject, NounPhrase):
-            if subject.determiner.definiteness != 'definite' or subject.determiner in QUANTIFIERS:
-                return
-        if clause.modal is not None and not clause.modal.negatable:
-            return
-        if isinstance(obj, NounPhrase):
-            determiner = obj.determiner
-            is_definite = determiner.definiteness == 'definite' and determiner not in QUANTIFIERS
-            if not (is_definite or determiner in (A, BARE)) or clause.location is not None:
-                return
-        clause.negated = True
-
-    def _add_adverbial(self, clause: Clause, *, may_be_first: bool = True) -> None:
-        places = {'last', 'first'} if may_be_first else {'last'}
-        obj = clause.object
-        if isinstance(obj, NounPhrase) and obj.relative is not None:
-            places.discard('last')  # it would seem to belong to the relative clause
-        if self._chance(self.profile.date_share):
-            if clause.tense != 'perfect' and places:
-                clause.adverbial = self._date(self._pick(sorted(places)))
-            return
-        if not clause.negated:
-            places.add('before')
-        adverbs = [
-            (adverb, place)
-            for adverb in self.lexicon.adverbs
-            if clause.tense in adverb.tenses
-            for place in sorted(adverb.places & places)
-        ]
-        if adverbs:
-            adverb, place = self._pick(adverbs)
-            clause.adverbial = Adverbial(((adverb.english, 0),), ((adverb.german, 0),), self._node(), place)
-
-    def _date(self, place: str) -> Adverbial:
-        lexicon = self.lexicon
-        if lexicon.weekdays and self._chance(0.25):
-            name, german_name = self._pick(lexicon.weekdays)
-            return Adverbial((('on', 0), (name, 1)), (('am', 0), (german_name, 1)), self._node(), place)
-        index = int(self._random() * 12)
-        month, german_month = lexicon.months[index]
-        day = 1 + int(self._random() * _DAYS_IN_MONTH[index])
-        if self._chance(self.profile.spelled_date_share):
-            words = (('on', 0), ('the', 0), (english.ordinal(day), 2), ('of', 1), (month, 1))
-            german = (('am', 0), (morphology.ordinal(day) + 'en', 2), (german_month, 1))
-            return Adverbial(words, german, self._node(), place, is_date=True)
-        german = (('am', 0), (f'{day}.', 2), (german_month, 1))
-        return Adverbial((('on', 0), (month, 1), (str(day), 2)), german, self._node(), place, is_date=True)
-
-    def _decorate(self, clause: Clause, *, may_be_first: bool = True) -> Clause:
-        """Adds a modal, a negation, a place or an adverbial by the rates of the profile."""
-        profile = self.profile
-        if self._chance(profile.modal_rate):
-            self._add_modal(clause)
-        obj = clause.object
-        location_rate = profile.location_rate if clause.verb.objects is None else profile.object_location_rate
-        takes_place = clause.verb.prefix is None and clause.verb is not BE and clause.recipient is None
-        if (
-            takes_place
-            and (obj is None or (isinstance(obj, NounPhrase) and obj.is_bare))
-            and self._chance(location_rate)
-        ):
-            is_place = isinstance(obj, NounPhrase) and obj.noun.semantic_class == 'place'
-            if not is_place:
-                clause.location = self._noun_phrase(_PLACE, definite=True, plain=True)
-        if self._chance(profile.negation_rate):
-            self._add_negation(clause)
-        elif self._chance(profile.adverbial_rate):
-            self._add_adverbial(clause, may_be_first=may_be_first)
-        return clause
-
-    def _add_relative(self, np: NounPhrase, tense: str) -> None:
-        """Gives the noun phrase a relative clause in which it is the subject or the object."""
-        semantic_class = np.noun.semantic_class
-        tense = _RELATIVE_TENSE[tense]
-        verbs = [v for v in self.lexicon.verbs if v.recipients is None and v.has_tense(tense)]
-        as_object = [v for v in verbs if v.objects is not None and semantic_class in v.objects]
-        as_subject = [v for v in verbs if semantic_class in v.subjects]
-        if as_object and (not as_subject or self._chance(0.5)):
-            verb = self._pick(as_object)
-            subject = self._noun_phrase(verb.subjects, plain=True)
-            np.relative = Clause(self._node(), verb, subject, np, tense=tense, gap='object')
-            return
-        verb = self._pick(as_subject)
-        np.relative = Clause(self._node(), verb, np, tense=tense, gap='subject')
-        if verb.objects is not None:
-            np.relative.object = self._noun_phrase(verb.objects, plain=True)
-
-    def _maybe_relative(self, clause: Clause) -> Clause:
-        for part in (clause.subject, clause.object):
-            if isinstance(part, NounPhrase) and part.is_bare and part.possessor is None:
-                if self._chance(self.profile.relative_rate):
-                    self._add_relative(part, clause.tense)
-        return clause
-
-    def _tense(self) -> str:
-        return self._weighted(self.profile.tenses)
-
-    def _any_verb(self) -> Verb:
-        lexicon = self.lexicon
-        kind = self._random()
-        if kind < 0.25:
-            return self._pick(lexicon.intransitive_verbs)
-        return self._pick(lexicon.ditransitive_verbs if kind > 0.9 else lexicon.transitive_verbs)
-
-    # Constructions
 
     def _single(self, verb: Verb) -> Sentence:
         return Sentence(self._decorate(self._maybe_relative(self._clause(verb, self._tense()))))
@@ -327,15 +51,18 @@ class SentenceGenerator:
         verb = self._pick(self._reversible)
         assert verb.objects is not None
         both = verb.subjects & verb.objects
-        subject = self._noun_phrase(both, plain=True)
-        obj = self._noun_phrase(both, plain=True)
+        subject = self._noun_phrase(both, 'subject', plain=True)
+        obj = self._noun_phrase(both, 'subject' if subject.determiner is not NO else 'object', plain=True)
         clause = Clause(self._node(), verb, subject, obj, tense=self._tense())
         if not verb.has_tense(clause.tense):
-            raise _NoSuchSentence
+            raise DeadEndError
         return Sentence(self._decorate(clause))
 
     def _draw_modal(self) -> Sentence:
-        clause = self._clause(self._any_verb())
+        verb = self._any_verb()
+        if verb not in self.lexicon.action_verbs:
+            raise DeadEndError
+        clause = self._clause(verb)
         self._add_modal(clause)
         if self._chance(self.profile.negation_rate):
             self._add_negation(clause)
@@ -346,10 +73,13 @@ class SentenceGenerator:
     def _draw_companion(self) -> Sentence:
         """A subject followed by a noun of the other number: the man with the dogs sleeps."""
         verb = self._any_verb()
-        subject = self._noun_phrase(verb.subjects & frozenset({'man', 'woman'}), plain=True)
-        if subject.number is not None:
-            raise _NoSuchSentence
-        subject.companion = self._noun_phrase(_COMPANIONS, plain=True)
+        subject = self._noun_phrase(verb.subjects & frozenset({'man', 'woman'}), 'subject', plain=True)
+        if subject.determiner not in (THE, A):
+            raise DeadEndError
+        subject.companion = self._noun_phrase(COMPANIONS, 'inner', plain=True)
+        if subject.companion.number is None:
+            subject.companion.plural = not subject.plural
+            subject.companion.determiner = self._pick((THE, BARE if subject.companion.plural else A))
         return Sentence(self._decorate(self._clause(verb, self._tense(), subject=subject)))
 
     def _draw_relative(self) -> Sentence:
@@ -376,12 +106,13 @@ class SentenceGenerator:
         tense = self._tense()
         link, second_tense = self._second_clause_link(tense)
         simple = self.profile.relative_rate == 0.0
-        main = self._clause(self._pick(self.lexicon.intransitive_verbs) if simple else self._any_verb(), tense)
+        main = self._clause(self._any_verb(), tense)
         second = self._clause(self._pick(self.lexicon.transitive_verbs), second_tense)
         second_first = self._chance(0.3)
         if not simple:
             self._decorate(self._maybe_relative(main), may_be_first=not second_first)
-            self._decorate(self._maybe_relative(second), may_be_first=False)
+            may_be_negated = link.english in ('because', 'although')
+            self._decorate(self._maybe_relative(second), may_be_first=False, may_be_negated=may_be_negated)
         return Sentence(main, link, second, second_first)
 
     def _draw_report(self) -> Sentence:
@@ -395,11 +126,12 @@ class SentenceGenerator:
         """The man tries to see the dog; the man works in order to see the dog."""
         tense = self._tense()
         is_purpose = self._chance(0.4)
-        verb = self._pick(self.lexicon.intransitive_verbs if is_purpose else self.lexicon.control_verbs)
+        verb = self._pick(self.lexicon.purposeful_verbs if is_purpose else self.lexicon.control_verbs)
         main = self._clause(verb, tense)
         if not isinstance(main.subject, NounPhrase):
-            raise _NoSuchSentence
-        verbs = [v for v in self.lexicon.transitive_verbs if main.subject.noun.semantic_class in v.subjects]
+            raise DeadEndError
+        semantic_class = main.subject.noun.semantic_class
+        verbs = [v for v in self._transitive_actions if semantic_class in v.subjects]
         second = self._clause(self._pick(verbs), subject=main.subject)
         second.subject_elided = True
         if self._chance(0.3):
@@ -411,7 +143,7 @@ class SentenceGenerator:
     def _draw_contrast(self) -> Sentence:
         """The cup is old, but it is beautiful."""
         tense = 'past' if self.profile.tenses[0][1] < 1.0 and self._chance(0.3) else 'present'
-        subject = self._noun_phrase(frozenset('man woman animal item container clothing vehicle furniture'.split()))
+        subject = self._noun_phrase(_DESCRIBED, 'definite')
         subject.adjectives = ()
         adjectives = self.lexicon.adjectives_of(subject.noun.semantic_class)
         first = self._pick(adjectives)
@@ -438,9 +170,11 @@ class SentenceGenerator:
     def _draw_sequence(self) -> Sentence:
         """The man finds the cup and washes it."""
         tense = self._tense()
+        if tense not in ('present', 'past'):
+            raise DeadEndError  # German would leave out the second auxiliary, English need not
         main = self._clause(self._pick(self.lexicon.transitive_verbs), tense, plain=True)
         if not isinstance(main.object, NounPhrase) or not isinstance(main.subject, NounPhrase):
-            raise _NoSuchSentence
+            raise DeadEndError
         pronoun = self._pronoun(main.object, main)
         classes = main.subject.noun.semantic_class, main.object.noun.semantic_class
         verbs = [

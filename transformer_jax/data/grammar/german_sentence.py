@@ -129,7 +129,8 @@ def _location(place: NounPhrase) -> Words:
 def _middle_field(meaning: Clause, something_follows: bool) -> tuple[Words, Words]:
     """What stands between the subject and the closing part of the verb, and the relative clause moved behind it.
 
-    Pronouns and definite objects stand before an adverbial, others after it, `nicht` after both.
+    A pronoun or a definite object stands before an adverbial, unless a recipient or a relative clause makes the middle
+    heavy; other objects stand after it, and `nicht` after all of them.
     """
     obj, case = meaning.object, meaning.verb.object_case
     adverbial: Words = []
@@ -139,15 +140,16 @@ def _middle_field(meaning: Clause, something_follows: bool) -> tuple[Words, Word
     negation = meaning.node + NEGATION
     object_words: Words = []
     relative: Words = []
-    object_is_definite = True
+    object_comes_first = True
     if meaning.gap != 'object' and obj is not None:
         if isinstance(obj, Pronoun):
             object_words = _reference(obj, case)
         else:
-            object_is_definite = obj.determiner.definiteness == 'definite'
+            is_definite = obj.determiner.definiteness == 'definite'
+            object_comes_first = is_definite and meaning.recipient is None and obj.relative is None
             object_words = noun_phrase(obj, case, negation if meaning.negates_object else None)
             relative = relative_clause(obj)
-    words = recipient + (object_words + adverbial if object_is_definite else adverbial + object_words)
+    words = recipient + (object_words + adverbial if object_comes_first else adverbial + object_words)
     rest: Words = []
     if meaning.negated and not meaning.negates_object:
         rest.append(('nicht', (negation,)))
@@ -155,7 +157,7 @@ def _middle_field(meaning: Clause, something_follows: bool) -> tuple[Words, Word
         rest.append((meaning.predicate.german, (meaning.node + PREDICATE,)))
     if meaning.location is not None:
         rest += _location(meaning.location)
-    if relative and not rest and not something_follows and not (object_is_definite and adverbial):
+    if relative and not rest and not something_follows:
         add_comma(words)
         return words + relative, []
     return words + rest, relative

@@ -11,12 +11,15 @@ from . import english, modifiers, morphology, nouns, verbs
 # Groups of noun classes; a class stands for itself.
 _GROUPS = {
     'person': 'man woman child',
+    'clothing': 'garment headwear',
     'animate': 'man woman child animal',
-    'portable': 'item device container text clothing food',
-    'thing': 'item device container text clothing food furniture vehicle',
-    'concrete': 'man woman child animal item device container text clothing food furniture vehicle',
+    'portable': 'item device container text garment headwear food',
+    'thing': 'item device container text garment headwear food furniture vehicle',
+    'concrete': 'man woman child animal item device container text garment headwear food furniture vehicle',
 }
-_CLASSES = frozenset('man woman child animal item device container text clothing food furniture vehicle place'.split())
+_CLASSES = frozenset(
+    'man woman child animal item device container text garment headwear food furniture vehicle place'.split()
+)
 PERSONS = frozenset(_GROUPS['person'].split())
 TENSES = ('present', 'past', 'perfect', 'future')
 
@@ -264,6 +267,15 @@ class Lexicon:
     @cached_property
     def intransitive_verbs(self) -> tuple[Verb, ...]:
         return tuple(v for v in self.verbs if v.objects is None)
+
+    @cached_property
+    def action_verbs(self) -> tuple[Verb, ...]:
+        """The verbs that one can be able, allowed or about to do."""
+        return tuple(v for v in self.verbs if v.lemma not in verbs.STATIVE_VERBS)
+
+    @cached_property
+    def purposeful_verbs(self) -> tuple[Verb, ...]:
+        return tuple(v for v in self.intransitive_verbs if v.lemma in verbs.PURPOSEFUL_VERBS)
 
     @cached_property
     def transitive_verbs(self) -> tuple[Verb, ...]:

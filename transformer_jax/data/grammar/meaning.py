@@ -38,10 +38,6 @@ class NounPhrase:
         return self.noun.english_pronoun(self.plural)
 
     @property
-    def head_node(self) -> int:
-        return self.node
-
-    @property
     def is_bare(self) -> bool:
         """Whether nothing follows the noun."""
         return self.companion is None and self.owner is None and self.relative is None
@@ -61,10 +57,6 @@ class Pronoun:
     @property
     def agreement(self) -> str:
         return self.antecedent.agreement
-
-    @property
-    def head_node(self) -> int:
-        return self.node
 
 
 @dataclass(eq=False, slots=True)
@@ -126,28 +118,21 @@ class Sentence:
     second_first: bool = False  # the subordinate clause opens the sentence
 
     def clauses(self) -> list[Clause]:
-        """The clauses in the order in which they are told, relative clauses after the noun's clause."""
+        """Every clause: the main one, the second, then relative clauses."""
         told = [self.main] if self.second is None else [self.main, self.second]
-        if self.second_first:
-            told.reverse()
-        return told + [np.relative for np in noun_phrases(told) if np.relative is not None]
+        for clause in told:  # grows while it is walked; only subjects and objects have relative clauses
+            for part in (clause.subject, clause.object):
+                if isinstance(part, NounPhrase) and part.relative is not None and part.relative not in told:
+                    told.append(part.relative)
+        return told
 
 
 def noun_phrases(clauses: list[Clause]) -> list[NounPhrase]:
-    """Every noun phrase of the clauses, those inside other noun phrases and relative clauses among them."""
+    """The noun phrases of the clauses and those inside them, each once; not those of their relative clauses."""
     found: list[NounPhrase] = []
-    pending = [
-        part
-        for clause in clauses
-        for name in ('subject', 'recipient', 'object', 'location')
-        if isinstance(part := getattr(clause, name), NounPhrase) and clause.gap != name
-    ]
-    while pending:
-        np = pending.pop(0)
-        if any(np is other for other in found):
-            continue  # an elided subject is the noun phrase of the clause before
-        found.append(np)
-        pending += [inner for inner in (np.companion, np.owner) if inner is not None]
-        if np.relative is not None:
-            pending += noun_phrases([np.relative])
+    for clause in clauses:
+        for part in (clause.subject, clause.recipient, clause.object, clause.location):
+            # An elided subject and the head of a relative clause are noun phrases of another clause.
+            if isinstance(part, NounPhrase) and part not in found:
+                found += [np for np in (part, part.companion, part.owner) if np is not None]
     return found

@@ -19,7 +19,7 @@ black schwarz color animal item container clothing vehicle furniture
 white weiß color animal item container clothing vehicle furniture
 expensive teuer/teur price thing
 cheap billig price thing
-dirty schmutzig state animate item container clothing vehicle furniture
+dirty schmutzig state animal item container clothing vehicle furniture
 clean sauber state item container clothing vehicle furniture
 friendly freundlich manner animate
 clever klug mind animate
@@ -142,7 +142,7 @@ until bis past
 before bevor past present
 """
 
-# English, its "to", German infinitive, 3rd person, plural, whether "not" keeps its meaning ("must not" is "darf nicht").
+# English, its "to", German infinitive, 3rd person, plural, whether "not" may follow ("must not" would be "darf nicht").
 QUICKSTART_MODALS = """
 can - können kann können negatable
 must - müssen muss müssen -

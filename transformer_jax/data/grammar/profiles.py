@@ -35,20 +35,21 @@ class Profile:
 
 _QUICKSTART = Profile(
     constructions=(
-        ('transitive', 0.14),
-        ('reversible', 0.10),
-        ('ditransitive', 0.10),
+        ('transitive', 0.10),
+        ('reversible', 0.07),
+        ('ditransitive', 0.11),
         ('modal', 0.12),
-        ('separable', 0.12),
-        ('companion', 0.09),
-        ('relative', 0.11),
-        ('subordinate', 0.08),
+        ('separable', 0.11),
+        ('companion', 0.10),
+        ('relative', 0.12),
+        ('subordinate', 0.12),
         ('contrast', 0.05),
-        ('reason', 0.05),
+        ('reason', 0.06),
         ('sequence', 0.04),
     ),
     min_words=4,
     max_words=16,
+    adjective_rate=0.4,
 )
 _FULL = Profile(
     constructions=(
@@ -79,7 +80,7 @@ _FULL = Profile(
     owner_rate=0.08,
     relative_rate=0.12,
     adverbial_rate=0.35,
-    date_share=0.4,
+    date_share=0.55,
     spelled_date_share=0.3,
     modal_rate=0.15,
     object_location_rate=0.1,

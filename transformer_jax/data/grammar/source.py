@@ -1,25 +1,27 @@
 """The data source: splits without overlap, drawn in a fixed order, with everything that is known of each pair."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Iterator
+from functools import cache
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from ...config import ConfigError, GrammarConfig
-from ..batch import Pair
+from transformer_jax.config import ConfigError, GrammarConfig
+from transformer_jax.data.batch import Pair
+
 from . import english_sentence, german_sentence
-from .annotation import align, find_phenomena, link_antecedents, link_subjects, node_positions, swap_roles
+from .annotation import annotate, swap_roles
 from .counting import count_pairs
 from .generator import SentenceGenerator
 from .lexicon import Lexicon
 from .meaning import NounPhrase, Pronoun, Sentence
-from .profiles import LONG_PROFILES, PROFILES, Profile
+from .profiles import LONG_PROFILES, PROFILES
 from .words import Words
 
 SPLITS = ('train', 'validation', 'test', 'long', 'combinations')
 # Changing what is drawn must change this: it tells prepared data of another version from this one's.
 VERSION = 1
+_MAX_EXTRA_ENGLISH = 2  # words that English may have beyond the longest German
 _TEST_SHARE = 0.12
 _VALIDATION_SHARE = 0.06
 _COMBINATION_SHARE = 0.04
@@ -32,14 +34,20 @@ _MAX_SHARE = 0.1
 class _Draw(NamedTuple):
     meaning: Sentence
     english: Words
+    german: Words
     source: str
+
+    def pair(self, pair_id: int, reversed_id: int | None) -> Pair:
+        info = annotate(self.meaning, self.english, self.german)
+        info['reversed_id'] = reversed_id
+        return Pair(pair_id, self.source, _join(self.german), info)
 
 
 class GrammarSource:
     """English-German pairs of the built-in grammar.
 
-    The splits: `train`, `validation` and `test` share constructions and no sentence; the German of `long` has more words
-    than any of training; each sentence of `combinations` has a verb with an object noun that never meets it in another
+    The splits: `train`, `validation` and `test` share constructions and no sentence; the German of `long` has more
+    words than any of training; each sentence of `combinations` has a verb with an object noun that it meets in no other
     split. Which split a sentence belongs to depends on its English alone, so splits of two seeds don't overlap either,
     and a sentence and its role reversal are in the same split. The number of `long` and of `combinations` is that of
     `validation`. Raises `ConfigError` when a split is larger than the level can fill well.
@@ -77,22 +85,17 @@ class GrammarSource:
     def read(self, split: str) -> Iterator[Pair]:
         """The pairs of a split in the order of their ids, distinct, and the same at every call."""
         size = self.size(split)
-        seen: set[bytes] = set()
+        seen: set[str] = set()
         next_id = 0
         for draw in self._draws(split):
-            key = hashlib.blake2b(draw.source.encode(), digest_size=8).digest()
-            if key in seen:
-                continue
-            mate = self._mate(draw, split)
-            if mate is not None and next_id + 2 > size:
-                continue  # no room for both
-            seen.add(key)
-            yield _make_pair(next_id, draw, None if mate is None else next_id + 1)
-            next_id += 1
-            if mate is not None:
-                seen.add(hashlib.blake2b(mate.source.encode(), digest_size=8).digest())
-                yield _make_pair(next_id, mate, next_id - 1)
-                next_id += 1
+            reversal = swap_roles(draw.meaning) if split in ('validation', 'test') else None
+            if draw.source in seen or (reversal is not None and next_id + 2 > size):
+                continue  # a sentence once; a reversal only with its mate
+            group = [draw] if reversal is None else [draw, _realize(reversal)]
+            for place, member in enumerate(group):
+                seen.add(member.source)
+                yield member.pair(next_id + place, None if reversal is None else next_id + 1 - place)
+            next_id += len(group)
             if next_id == size:
                 return
 
@@ -116,29 +119,21 @@ class GrammarSource:
         rng = Random(int.from_bytes(digest[:8], 'big'))
         while True:
             meaning = generator.draw(rng)
-            draw = _realize(meaning)
-            if split == 'long' or find_split(meaning, draw.source, self._level) == split:
-                if _fits(meaning, draw, profile) and (
-                    split != 'long' or not has_held_out_combination(meaning, self._level)
-                ):
-                    yield draw
-
-    def _mate(self, draw: _Draw, split: str) -> _Draw | None:
-        """The role reversal, which the test splits hold as well."""
-        if split not in ('validation', 'test'):
-            return None
-        reversal = swap_roles(draw.meaning)
-        return None if reversal is None else _realize(reversal)
+            english = english_sentence.sentence(meaning)
+            if split == 'long':
+                belongs = not has_held_out_combination(meaning, self._level)
+            else:
+                belongs = find_split(meaning, _join(english), self._level) == split
+            if not belongs or len(english) > profile.max_words + _MAX_EXTRA_ENGLISH:
+                continue
+            german = german_sentence.sentence(meaning)
+            if profile.min_words <= len(german) <= profile.max_words:
+                yield _Draw(meaning, english, german, _join(english))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _lexicon(level: str) -> Lexicon:
     return Lexicon(level)
-
-
-def translate(meaning: Sentence) -> tuple[str, str]:
-    """The English and the German sentence."""
-    return _join(english_sentence.sentence(meaning)), _join(german_sentence.sentence(meaning))
 
 
 def find_split(meaning: Sentence, source: str, level: str) -> str:
@@ -168,7 +163,7 @@ def has_held_out_combination(meaning: Sentence, level: str) -> bool:
     return False
 
 
-@lru_cache(maxsize=None)
+@cache
 def _held_out_combinations(level: str) -> frozenset[tuple[str, str]]:
     lexicon = _lexicon(level)
     return frozenset(
@@ -191,23 +186,4 @@ def _join(words: Words) -> str:
 
 def _realize(meaning: Sentence) -> _Draw:
     words = english_sentence.sentence(meaning)
-    return _Draw(meaning, words, _join(words))
-
-
-def _fits(meaning: Sentence, draw: _Draw, profile: Profile) -> bool:
-    """Whether the German has as many words as the profile wants; the English may have two more."""
-    num_words = len(german_sentence.sentence(meaning))
-    return profile.min_words <= num_words <= profile.max_words and len(draw.english) <= profile.max_words + 2
-
-
-def _make_pair(pair_id: int, draw: _Draw, reversed_id: int | None) -> Pair:
-    target = german_sentence.sentence(draw.meaning)
-    positions = node_positions(target)
-    info: Mapping[str, Any] = {
-        'phenomena': find_phenomena(draw.meaning, target, positions),
-        'alignment': align(draw.english, target),
-        'subject_links': link_subjects(draw.meaning, positions),
-        'antecedent_links': link_antecedents(draw.meaning, positions),
-        'reversed_id': reversed_id,
-    }
-    return Pair(pair_id, draw.source, _join(target), info)
+    return _Draw(meaning, words, german_sentence.sentence(meaning), _join(words))

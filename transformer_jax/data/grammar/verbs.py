@@ -96,8 +96,8 @@ promise promised promised | versprechen verspricht versprach hat versprochen | p
 offer offered offered | an-bieten bietet bot hat angeboten | person > person + portable vehicle
 give gave given +back | zurück-geben gibt gab hat zurückgegeben | person > portable
 close closed closed | zu-machen macht machte hat zugemacht | person > container
-put put put +on | an-ziehen zieht zog hat angezogen | person > clothing
-take took taken +off | aus-ziehen zieht zog hat ausgezogen | person > clothing
+put put put +on | an-ziehen zieht zog hat angezogen | person > garment
+take took taken +off | aus-ziehen zieht zog hat ausgezogen | person > garment
 try tried tried +on | an-probieren probiert probierte hat anprobiert | person > clothing
 turn turned turned +on | ein-schalten schaltet schaltete hat eingeschaltet | person > device
 turn turned turned +off | aus-schalten schaltet schaltete hat ausgeschaltet | person > device
@@ -122,6 +122,12 @@ get got got +up | auf-stehen steht stand ist aufgestanden | person
 depart departed departed | ab-reisen reist reiste ist abgereist | person
 come came come +back | zurück-kommen kommt kam ist zurückgekommen | animate
 """
+
+# Done on purpose, so that "in order to" may follow.
+PURPOSEFUL_VERBS = ('work', 'wait', 'sing', 'dance', 'pray', 'run', 'get up', 'come back', 'depart')
+
+# States and what befalls one: not tried, decided, allowed or done on a date.
+STATIVE_VERBS = ('hear', 'love', 'hate', 'know', 'need', 'forget', 'lose', 'admire')
 
 # Verbs whose object is a whole clause: "knows that ..." / "weiß, dass ...". The subject is a person.
 REPORTING_VERBS = """
