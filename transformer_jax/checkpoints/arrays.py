@@ -50,6 +50,18 @@ def join(like: Any, parts: Parts) -> Any:
     return jax.tree_util.tree_map_with_path(find, like)
 
 
+def nest(leaves: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The leaves of one part, as a manifest describes them, as nested dicts of ShapeDtypeStructs."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *groups, name = path.split('/')
+        here = tree
+        for group in groups:
+            here = here.setdefault(group, {})
+        here[name] = jax.ShapeDtypeStruct(tuple(leaf['shape']), jnp.dtype(leaf['dtype']))
+    return tree
+
+
 def as_arrays(parts: Parts) -> Parts:
     """The same with numpy leaves as jax arrays. Raises CheckpointError for a leaf that is neither, or would be cast."""
     return {part: {path: _as_array(part, path, x) for path, x in leaves.items()} for part, leaves in parts.items()}

@@ -49,23 +49,24 @@ def average(trees: Iterable[Params]) -> Params:
     return jax.tree.unflatten(structure, means)
 
 
-def average_folders(folders: list[epath.Path], abstract_params: Params) -> Params:
+def average_folders(folders: list[epath.Path], abstract_params: Params | None = None) -> Params:
     """The mean of the parameters in these folders (checkpoints, snapshots or exports), read one after the other."""
     return average(read_parameters(folder, abstract_params)[0] for folder in folders)
 
 
 def average_run(
-    folder: RunFolder,
+    folder: RunFolder | str | os.PathLike[str],
     *,
-    abstract_params: Params,
     out: str | os.PathLike[str],
     last: int | None = None,
     steps: list[int] | None = None,
+    abstract_params: Params | None = None,
     report: Report = print,
 ) -> list[int]:
     """Writes the mean of the `last` snapshots or of the named `steps` as a parameters folder `out`; returns the steps.
 
-    Named steps may be snapshots or checkpoints. The steps go into the info of `out`. Raises ValueError unless exactly
+    Named steps may be snapshots or checkpoints. The steps go into the info of `out`. Without `abstract_params` the
+    parameters are taken as they were saved, as nested dicts. Raises ValueError unless exactly
     one of `last` and `steps` is given, and CheckpointError when there are fewer than asked for, or `out` exists.
     """
     if (last is None) == (steps is None):
@@ -74,6 +75,8 @@ def average_run(
         raise ValueError(f'last is {last}; it must be at least 1')
     if steps is not None and (not steps or len(set(steps)) != len(steps)):
         raise ValueError(f'steps is {steps}; name at least one step, and each once')
+    if not isinstance(folder, RunFolder):
+        folder = RunFolder.open(folder)
     snapshots = {entry.step: entry.folder for entry in Entries(folder.snapshots, report).find()}
     chosen = _last(snapshots, last) if last is not None else _named(folder, snapshots, steps or [], report)
     mean = average_folders([chosen[step] for step in sorted(chosen)], abstract_params)

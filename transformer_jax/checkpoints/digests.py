@@ -11,6 +11,7 @@ from etils import epath
 from transformer_jax.checkpoints import files
 
 MANIFEST = 'manifest.json'
+ARRAYS = 'arrays'  # the folder beside the manifest that holds a folder for each part
 FORMAT = 1
 _BLOCK = 1 << 20  # bytes read at a time
 _READERS = 4  # files hashed at once
@@ -58,17 +59,19 @@ def check_json(content: dict[str, Any], folder: epath.Path) -> str:
 
 def belongs(name: str, *parts: str) -> bool:
     """Whether a file, by its name within the folder, is of one of these parts or of the checkpoint as a whole."""
-    folder, _, rest = name.partition('/')
-    return not rest or folder in parts
+    place = name.split('/')
+    return place[0] != ARRAYS or len(place) == 2 or place[1] in parts
 
 
 def read_manifest(folder: epath.Path) -> dict[str, Any]:
     """The manifest, its own digest checked. Raises DamagedError when it is missing, unreadable or altered."""
     path = folder / MANIFEST
     try:
-        content = json.loads(path.read_bytes().decode('utf-8'))
+        text = path.read_bytes().decode('utf-8')
+        content = json.loads(text)
+        spelled_as_written = text == files.spell_json(content)
         digest = content.pop('digest')
-        intact = digest == _sha256(_canonical(content))
+        intact = spelled_as_written and digest == _sha256(_canonical(content))
     except FileNotFoundError as error:
         raise DamagedError(f'{folder} is incomplete: it has no {MANIFEST}, which is written last') from error
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:

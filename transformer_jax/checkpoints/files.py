@@ -38,7 +38,12 @@ def write_whole(path: epath.Path, text: str) -> None:
 
 def write_json(path: epath.Path, content: Any) -> None:
     """Writes readable JSON with `write_whole`. Raises TypeError for what JSON can't hold."""
-    write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + '\n')
+    write_whole(path, spell_json(content))
+
+
+def spell_json(content: Any) -> str:
+    """The text that `write_json` writes."""
+    return json.dumps(content, indent=2, ensure_ascii=False) + '\n'
 
 
 def publish(unfinished: epath.Path, final: epath.Path) -> None:

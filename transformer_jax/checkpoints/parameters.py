@@ -32,14 +32,17 @@ def write_parameters(path: str | os.PathLike[str], params: Params, info: dict[st
         raise CheckpointError(f'writing parameters to {path} failed: {type(error).__name__}: {error}') from error
 
 
-def read_parameters(path: str | os.PathLike[str], abstract: Params) -> tuple[Params, dict[str, Any]]:
+def read_parameters(path: str | os.PathLike[str], abstract: Params | None = None) -> tuple[Params, dict[str, Any]]:
     """Parameters and info from a folder of `write_parameters`, or the parameters of a checkpoint or snapshot folder.
 
     `abstract` is a tree of ShapeDtypeStructs; each leaf comes onto its sharding, or the first device when it has none.
-    Every file is checked before use. Raises DamagedError, or MismatchError when the tree is another.
+    None takes them as they were saved, as nested dicts. Every file is checked before use. Raises DamagedError, or
+    MismatchError when the tree is another.
     """
     path = epath.Path(path)
     manifest = digests.read_manifest(path)
+    if abstract is None:
+        abstract = arrays.nest(manifest['leaves'].get(PART, {}))
     return read_part(path, manifest, PART, abstract), describe(manifest)
 
 
@@ -56,7 +59,7 @@ def read_tree(folder: epath.Path, manifest: dict[str, Any], abstract: Any, parts
         wanted.setdefault(part, {})
     arrays.check_leaves(folder, recorded, wanted)
     digests.check_digests(folder, manifest, wanted)
-    return arrays.join(abstract, arrays.read(folder, wanted))
+    return arrays.join(abstract, arrays.read(folder / digests.ARRAYS, wanted))
 
 
 def manifest_content(kind: str, *, step: int | None = None, info: dict[str, Any], **more: Any) -> dict[str, Any]:

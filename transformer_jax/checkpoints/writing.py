@@ -30,8 +30,8 @@ class Writing:
         self._content = content | {'leaves': arrays.describe(parts), 'versions': versions()}
         self._operation = f'checkpoint_{next(_operations)}'
         if jax.process_index() == 0:
-            final.parent.mkdir(parents=True, exist_ok=True)
-        self._response = arrays.start_writing(self._unfinished, parts)
+            self._unfinished.mkdir(parents=True)
+        self._response = arrays.start_writing(self._unfinished / digests.ARRAYS, parts)
 
     def finish(self) -> None:
         """Waits until all is on disk and visible under its final name. Raises whatever went wrong."""
