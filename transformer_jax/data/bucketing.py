@@ -49,10 +49,12 @@ def choose_buckets(
     max_length: int,
     group: int = 1,
 ) -> tuple[Bucket, ...]:
-    """At most `num_buckets` buckets of little padding for pairs of these lengths (eos counted, all at most `max_length`).
+    """At most `num_buckets` buckets of little padding for pairs of these lengths (with eos, at most `max_length`).
 
-    `rows` is the largest multiple of `rows_multiple` that the budget allows, or that the pairs can fill. A
-    descent from equal shares of the target tokens, restarted a few times with fixed numbers: not always the optimum. Raises `ConfigError` when the budget can't hold `rows_multiple` rows of `max_length`.
+    `rows` is the largest multiple of `rows_multiple` that the budget allows (or, for a single bucket, that the pairs
+    fill). A descent from equal shares of the target tokens, restarted a few times with fixed numbers: near the optimum,
+    not always at it; seconds at most. Raises `ConfigError` when the budget can't hold `rows_multiple` rows of
+    `max_length`.
     """
     if rows_multiple * max_length > batch_tokens:
         raise budget_error(batch_tokens, rows_multiple, max_length)
@@ -133,7 +135,7 @@ def plan_epoch(assigned: np.ndarray, buckets: Sequence[Bucket], *, seed: int, ep
     groups, group_buckets = [], []
     for index, (pairs, bucket) in enumerate(zip(members, buckets, strict=True)):
         # Moved pairs are shuffled in, so that no batch is made of them alone.
-        chunks = _split_evenly(rng.permutation(pairs), bucket.rows * group)
+        chunks = _split(rng.permutation(pairs), bucket.rows * group)
         groups += chunks
         group_buckets += [index] * len(chunks)
     order = rng.permutation(len(groups))
@@ -148,7 +150,7 @@ def padding(plan: EpochPlan, buckets: Sequence[Bucket], real_tokens: int, group:
     return 1 - real_tokens / sum(rows[index] for index in plan.buckets)
 
 
-def _split_evenly(pairs: np.ndarray, capacity: int) -> list[np.ndarray]:
+def _split(pairs: np.ndarray, capacity: int) -> list[np.ndarray]:
     """As few chunks as possible. The last one takes what is left, so that all others are full."""
     return [pairs[start : start + capacity] for start in range(0, len(pairs), capacity)]
 
@@ -203,7 +205,7 @@ class _Cells:
             for row in range(len(limits) - 1):
                 without = self._filled_slots(np.delete(limits, row, axis=0)) // self.counts
                 saved, place = self._best_saving(without)
-                if (cost := (without * self.counts).sum() - saved) < best:
+                if saved and (cost := (without * self.counts).sum() - saved) < best:
                     limits = limits.copy()
                     limits[row] = place
                     best, improved = cost, True
@@ -214,14 +216,14 @@ class _Cells:
 
     def _best_saving(self, slots: np.ndarray) -> tuple[int, tuple[int, int]]:
         """The bucket that saves most when pairs of each cell now take `slots` a row: (slots saved, its limits)."""
-        best, place = 0, (self.sources.max(), self.targets.max())
+        best, place = 0, (0, 0)
         targets = self.candidates[1]
         for source in self.candidates[0]:
             fits = self.sources <= source
             gain = np.maximum(slots[fits] - (source + targets)[:, None], 0) * self.counts[fits]
             saved = (gain * (self.targets[fits] <= targets[:, None])).sum(1)
             if saved.max() > best:
-                best, place = saved.max(), (source, targets[saved.argmax()])
+                best, place = int(saved.max()), (int(source), int(targets[saved.argmax()]))
         return best, place
 
 

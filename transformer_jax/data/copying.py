@@ -11,7 +11,7 @@ from transformer_jax.config import ConfigError, CopyingConfig
 from transformer_jax.data.batch import Pair
 
 # A string belongs to the split that its hash falls to, so no split shares a string with another.
-_SHARES = {'train': range(0, 80), 'validation': range(80, 90), 'test': range(90, 100)}
+_SHARES = {'train': range(80), 'validation': range(80, 90), 'test': range(90, 100)}
 _TRIES_A_PAIR = 1000
 
 

@@ -1,4 +1,4 @@
-"""Packing: several pairs a row, kept apart by segment ids; one batch shape and little padding. Pure functions, numpy."""
+"""Packing: several pairs a row, kept apart by segment ids; one batch shape, little padding. Pure functions."""
 
 from typing import NamedTuple
 

@@ -4,7 +4,7 @@ The order of an epoch is a pure function of (seed, epoch), so the number of batc
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,8 @@ from transformer_jax.data.batch import Batch, HostBatch
 from transformer_jax.data.bucketing import Bucket
 from transformer_jax.data.prepared import Prepared
 from transformer_jax.data.vocabulary import Vocabulary
+
+Ids = Sequence[int] | np.ndarray
 
 _READ_THREADS = 2  # the numbers don't depend on it
 _EPOCHS_KEPT = 2  # plans in memory: prefetching crosses from one epoch into the next
@@ -78,8 +80,8 @@ class TrainingBatches:
         bucket, pairs, row_of = self._plan(epoch)[within]
         return _make_host_batch(self._prepared, self._vocabulary, bucket, self._kept[pairs], row_of, self._host)
 
-    def iterate(self, start: int = 0) -> Iterator[HostBatch]:
-        """Batches `start`, `start + 1`, ... without end, made ahead by threads."""
+    def iterate(self, start: int = 0) -> Generator[HostBatch, None, None]:
+        """Batches `start`, `start + 1`, ... without end, `config.prefetch` of them made ahead; `close` ends the threads."""
         import grain
 
         dataset = grain.MapDataset.source(_BatchesFrom(self, start))
@@ -128,14 +130,14 @@ def evaluation_batches(
 
 
 def batch_from_ids(
-    source_ids: Sequence[Sequence[int]],
-    target_ids: Sequence[Sequence[int]],
+    source_ids: Sequence[Ids],
+    target_ids: Sequence[Ids],
     *,
     vocabulary: Vocabulary,
     rows: int,
     source_length: int,
     target_length: int,
-    row_of: Sequence[int] | None = None,
+    row_of: Sequence[int] | np.ndarray | None = None,
 ) -> Batch:
     """A batch of these pairs: eos appended, the rest of the `rows` x length arrays padding (segment 0).
 
@@ -166,8 +168,8 @@ class _Host:
     def __init__(self, index: int, count: int, rows_multiple: int):
         if not 0 <= index < count or rows_multiple % count:
             raise ValueError(
-                f'host {index} of {count} with rows in multiples of {rows_multiple}: the index must be below the number '
-                'of hosts, and the multiple divisible by it'
+                f'host {index} of {count} with rows in multiples of {rows_multiple}: the index must be below the '
+                'number of hosts, and the multiple divisible by it'
             )
         self._index, self._count = index, count
 
@@ -259,7 +261,7 @@ def _make_host_batch(
 
 
 def _lay_out(
-    side: str, sequences: Sequence[Sequence[int]], row_of: np.ndarray, rows: int, length: int, vocabulary: Vocabulary
+    side: str, sequences: Sequence[Ids], row_of: np.ndarray, rows: int, length: int, vocabulary: Vocabulary
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Ids, segment ids and positions of one side, int32 [rows, length]."""
     lengths = np.fromiter(map(len, sequences), int, len(sequences)) + 1

@@ -1,4 +1,4 @@
-"""Token ids of a split in memory-mapped files, made once for each (text, vocabulary) and reused at every later start."""
+"""Token ids of a split in memory-mapped files, made once for each (text, vocabulary) and reused at later starts."""
 
 import hashlib
 import itertools
@@ -42,7 +42,9 @@ class Prepared:
             path = self.folder / f'{side}_ids'
             dtype = np.dtype(description['dtype'])
             if len(starts) != self.num_pairs + 1 or path.stat().st_size != int(starts[-1]) * dtype.itemsize:
-                raise ValueError(f'{path} is damaged: it does not hold the {int(starts[-1]):,} ids it should')
+                raise ValueError(
+                    f'{path} is damaged: it does not hold the ids it should; remove the folder to make it again'
+                )
             # An empty file can not be mapped.
             ids.append(np.asarray(np.memmap(path, dtype, mode='r')) if starts[-1] else np.zeros(0, dtype))
             offsets.append(starts)
@@ -88,7 +90,7 @@ def prepare(
                 writing = cache / f'.{folder.name}.writing'
                 shutil.rmtree(writing, ignore_errors=True)  # what a killed process left; nobody else holds the lock
                 _write(writing, source, split, vocabulary, progress)
-                os.replace(writing, folder)
+                writing.replace(folder)
                 _report_made(folder, report)
     return Prepared(folder, vocabulary)
 
@@ -155,7 +157,7 @@ def _check_encoded(where: str, first: int, counts: np.ndarray, ids: np.ndarray, 
 
 def _check_range(where: str, ids: np.ndarray, offsets: np.ndarray, vocabulary: Vocabulary) -> None:
     if np.any(np.diff(offsets) < 0):
-        raise ValueError(f'{where}: the prepared offsets are damaged')
+        raise ValueError(f'{where}: the prepared offsets are damaged; remove the folder to make them again')
     for start in range(0, len(ids), _CHECKED_AT_ONCE):
         part = ids[start : start + _CHECKED_AT_ONCE]
         bad = np.flatnonzero((part < 0) | (part >= vocabulary.size))

@@ -8,8 +8,8 @@ import dataclasses
 import gzip
 import hashlib
 import zlib
-from collections.abc import Callable, Iterator
-from typing import BinaryIO, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from etils import epath
 
@@ -94,7 +94,7 @@ def check_files_named(config: TextFilesConfig) -> dict[str, tuple[str, ...]]:
             raise ConfigError(f'{prefix}_{given} is given, but {prefix}_{missing} is None; both are needed')
         if tsv is not None:
             files[split] = (tsv,)
-        elif source is not None:
+        elif source is not None and target is not None:
             files[split] = (source, target)
     if not files:
         raise ConfigError(
@@ -138,7 +138,9 @@ def _read_raw_lines(path: str, *, keep_mark: bool = False) -> Iterator[bytes]:
         with epath.Path(path).open('rb') as file:
             start = file.read(2)
             file.seek(0)
-            lines: BinaryIO = gzip.GzipFile(fileobj=file) if start == _GZIP_START or path.endswith('.gz') else file
+            lines: Iterable[bytes] = (
+                gzip.GzipFile(fileobj=file) if start == _GZIP_START or path.endswith('.gz') else file
+            )
             for index, line in enumerate(lines):  # binary files end a line at LF alone
                 yield line.removeprefix(_BYTE_ORDER_MARK) if index == 0 and not keep_mark else line
     except (OSError, EOFError, zlib.error) as error:

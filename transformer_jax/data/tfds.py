@@ -54,7 +54,7 @@ class TfdsSource:
                 texts = [_as_text(example[language], self._names[split], index) for language in languages]
                 lines = [text.replace('\r', ' ').replace('\n', ' ') for text in texts]
                 num_changed += lines != texts
-                yield Pair(index, *lines)
+                yield Pair(index, lines[0], lines[1])
         if num_changed:
             self._report(f'{self._config.name} {split}: line ends inside {num_changed:,} pairs became spaces')
 
@@ -76,7 +76,7 @@ class TfdsSource:
 
 def _open_builder(config: TfdsConfig, report: Callable[[str], None]) -> Any:
     import tensorflow_datasets as tfds
-    import tensorflow_datasets.translate  # noqa: F401  registers wmt14_translate and its like, which are lazy otherwise
+    import tensorflow_datasets.translate  # registers wmt14_translate and its like, which are lazy otherwise
 
     try:
         # An already prepared set keeps the format it has; asking for another one would be refused.

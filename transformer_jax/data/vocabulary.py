@@ -30,6 +30,7 @@ _RESERVED = ('\0', '\u2585')  # SentencePiece leaves training lines with these o
 class Vocabulary(abc.ABC):
     """Subword ids of both sides. `start_id` is the decoder's first input: bos, or pad as Marian does."""
 
+    kind: str  # the name that `load_vocabulary` finds the class by
     size: int
     pad_id: int
     eos_id: int
@@ -57,11 +58,6 @@ class Vocabulary(abc.ABC):
     @abc.abstractmethod
     def _join(self, ids: list[int]) -> str:
         """Text of ids that hold no specials."""
-
-    @property
-    @abc.abstractmethod
-    def kind(self) -> str:
-        """The name that `load_vocabulary` finds the class by."""
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """One line of text for each sequence, read up to its first eos.
@@ -210,7 +206,7 @@ def load_vocabulary(folder: str | epath.Path) -> Vocabulary:
             vocabulary = JointVocabulary(model, start_id=description['start_id'], name=f'{folder}/spm.model')
         elif description['kind'] == MarianVocabulary.kind:
             table = json.loads((folder / 'vocab.json').read_text())
-            models = [(folder / f'{side}.spm').read_bytes() for side in ('source', 'target')]
+            models = (folder / 'source.spm').read_bytes(), (folder / 'target.spm').read_bytes()
             vocabulary = MarianVocabulary(*models, table, name=f'{folder}/vocab.json')
         else:
             raise ValueError(f'kind {description["kind"]!r} is not joint or marian')
@@ -330,6 +326,8 @@ def _explain_training_error(size: int, usable: _UsableLines, message: str) -> st
 
 
 def _load_processor(model: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
+    if not model:
+        raise ConfigError(f'{name} is not a SentencePiece model: it is empty')
     try:
         return sentencepiece.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
@@ -344,7 +342,7 @@ def _check_specials(name: str, specials: dict[str, int]) -> None:
 
 def _describe_model(model: bytes) -> bytes:
     """Pieces, scores, kinds and the normaliser: what decides the ids of a text, without the trainer's own settings."""
-    proto = sentencepiece_model_pb2.ModelProto()
+    proto = sentencepiece_model_pb2.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
     proto.ParseFromString(model)
     pieces = [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
     normalizer = proto.normalizer_spec
