@@ -10,9 +10,9 @@ from typing import Any
 
 from transformer_jax import __version__
 from transformer_jax.config import Config, ConfigError
-from transformer_jax.overlay import load_config_file, overlay, parse_overrides
+from transformer_jax.overlay import config_from_dict, load_config_file, overlay, parse_overrides
 
-DONE, BAD_USE = 0, 2  # 1 is Python's own for an error that nobody caught
+DONE, FAILED, BAD_USE = 0, 1, 2
 _BY_SIGNAL = 128  # plus the signal's number, as shells have it
 _SIGINT, _SIGPIPE = 2, 13
 
@@ -44,24 +44,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read the output has gone; Python's own flush at exit must not complain about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BY_SIGNAL + _SIGPIPE
-    except ValueError as error:
-        if not _is_about_input(error):
-            raise
+    except Exception as error:
+        code = _judge(error)
+        if code is None:
+            raise  # with its traceback: a failure that nobody foresaw, exit code 1
         print(f'transformer-jax {options.verb}: {error}', file=sys.stderr)
+        return code
+
+
+def _judge(error: Exception) -> int | None:
+    """The exit code of an error whose message says all that is needed: one that this package raised itself."""
+    raised_here = Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(Path(__file__).parent)
+    if isinstance(error, ConfigError) or (isinstance(error, ValueError) and raised_here):
         return BAD_USE
-
-
-def _is_about_input(error: ValueError) -> bool:
-    """Whether this package raised the error itself, to say what is wrong with its input; else it is a failure."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, ConfigError) or Path(frames[-1].filename).is_relative_to(Path(__file__).parent)
+    is_own = type(error).__module__.partition('.')[0] == 'transformer_jax'
+    return FAILED if is_own and isinstance(error, RuntimeError) else None
 
 
 def train(options: argparse.Namespace) -> int:
     """Trains a run, or goes on with it when its folder holds one."""
-    from transformer_jax.training.loop import train as train_run
+    from transformer_jax.commands.train import train_run
 
-    return train_run(_load_config(options), options.run)
+    signal = train_run(_load_config(options), options.run)
+    return DONE if signal is None else _BY_SIGNAL + signal
 
 
 def evaluate(options: argparse.Namespace) -> None:
@@ -115,7 +120,7 @@ def _load_config(options: argparse.Namespace) -> Config:
         return overlay(load_config_file(options.config), options.changes)
     from transformer_jax.checkpoints.run_folder import RunFolder
 
-    return overlay(RunFolder.open(options.run).config, options.changes)
+    return overlay(config_from_dict(RunFolder.open(options.run).read_config()), options.changes)
 
 
 def _parse_steps(text: str) -> list[int]:
@@ -229,8 +234,8 @@ def _add_show(verbs: Any) -> None:
 
 
 def _add_checkpoint(verb: argparse.ArgumentParser) -> None:
-    help_text = 'best, latest, a step, or a folder that "average" wrote; default: best'
-    verb.add_argument('--checkpoint', default='best', metavar='WHICH', help=help_text)
+    help_text = 'best, latest, a step, or a folder that "average" wrote; default: best, or latest if none has a score'
+    verb.add_argument('--checkpoint', metavar='WHICH', help=help_text)
 
 
 if __name__ == '__main__':

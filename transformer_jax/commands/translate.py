@@ -7,15 +7,14 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any
 
 from etils import epath
 
+from transformer_jax.commands.opening import open_run, say
 from transformer_jax.data.text_files import read_lines
-
-if TYPE_CHECKING:
-    from transformer_jax.decoding.translator import Counts, Translation
+from transformer_jax.decoding.translator import Counts, Translation, Translator
 
 STANDARD = '-'  # the name of standard input and of standard output
 
@@ -65,14 +64,14 @@ def open_output(name: str, *, force: bool) -> Iterator[IO[bytes]]:
         raise
 
 
-def make_formatter(kind: str, *, n_best: int, scores: bool) -> Callable[[int, str, 'Sequence[Translation]'], str]:
+def make_formatter(kind: str, *, n_best: int, scores: bool) -> Callable[[int, str, Sequence[Translation]], str]:
     """From `(line number from 1, source, translations)` to what is written for that line, without the last LF.
 
     'text' is the best translation alone. `scores` puts `SCORE TAB` before it, and `n_best` above 1 writes a line for
     each with `NUMBER TAB` first. 'jsonl' is one object a line of input, whatever the rest.
     """
 
-    def as_text(number: int, source: str, translations: 'Sequence[Translation]') -> str:
+    def as_text(number: int, source: str, translations: Sequence[Translation]) -> str:
         lines = []
         for one in translations or [None]:  # a blank line has no translation and stays a line
             columns = [str(number)] if n_best > 1 else []
@@ -80,7 +79,7 @@ def make_formatter(kind: str, *, n_best: int, scores: bool) -> Callable[[int, st
             lines.append('\t'.join([*columns, '' if one is None else one.text]))
         return '\n'.join(lines)
 
-    def as_json(number: int, source: str, translations: 'Sequence[Translation]') -> str:
+    def as_json(number: int, source: str, translations: Sequence[Translation]) -> str:
         found = [
             {
                 'text': one.text,
@@ -97,16 +96,25 @@ def make_formatter(kind: str, *, n_best: int, scores: bool) -> Callable[[int, st
 
 
 def translate_lines(
-    translator, lines: Sequence[str], prefixes: Sequence[str] | None, *, n_best: int
-) -> 'list[list[Translation]]':
-    """The translations of each line; prints to standard error what was done and what was cut."""
+    run_dir: str,
+    checkpoint: str | None,
+    lines: Sequence[str],
+    prefixes: Sequence[str] | None,
+    *,
+    n_best: int,
+    changes: Mapping[str, Any],
+) -> list[list[Translation]]:
+    """The translations of each line; tells standard error what was done and what was cut."""
+    run = open_run(run_dir, changes)
+    params, _ = run.load_params(checkpoint)
+    translator = Translator(run.model, params, run.vocabulary, run.config.decoding, report=say)
     start = time.monotonic()
     translations = translator.translate_n_best(lines, n_best, prefixes=prefixes)
-    print(_summarise(translator.counts, time.monotonic() - start), file=sys.stderr)
+    say(_summarise(translator.counts, time.monotonic() - start))
     return translations
 
 
-def _summarise(counts: 'Counts', seconds: float) -> str:
+def _summarise(counts: Counts, seconds: float) -> str:
     speed = f'{counts.lines / seconds:,.1f} lines/s' if seconds else 'no time'
     return (
         f'{counts.lines:,} lines: {counts.blank:,} blank, {counts.cut:,} sources cut, '

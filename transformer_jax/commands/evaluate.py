@@ -1,0 +1,55 @@
+"""The verb `evaluate`: a run on one split of its data, or of other data."""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from etils import epath
+
+from transformer_jax.commands.opening import make_evaluator, open_run, say
+from transformer_jax.config import ConfigError
+
+
+def evaluate_run(
+    run_dir: str | os.PathLike[str],
+    split: str,
+    checkpoint: str | None,
+    *,
+    changes: Mapping[str, Any],
+    num_examples: int,
+) -> None:
+    """Prints the scores, and the first `num_examples` translations with source and reference.
+
+    The result, the translations and the references go into a new folder under the run's `evaluations`.
+    """
+    if num_examples < 0:
+        raise ConfigError(f'--examples is {num_examples}; it must be at least 0')
+    run = open_run(run_dir, changes)
+    params, known = run.load_params(checkpoint)
+    name = f'step {known["step"]:,}' if known.get('step') is not None else f'the parameters in {checkpoint}'
+    say(f'evaluating {name} on {split}')
+    corpus = run.corpus()
+    evaluator = make_evaluator(run.config, run.model, corpus, split)
+    folder = _new_folder(run.folder.evaluations, split, known)
+    result = evaluator(params, folder=folder)
+    if num_examples:
+        _print_examples(folder, split, [pair.source for pair in corpus.pairs(split, num_examples)])
+    print(result.format())
+    say(f'the scores, the translations and the references are in {folder}')
+
+
+def _new_folder(evaluations: epath.Path, split: str, known: Mapping[str, Any]) -> epath.Path:
+    """A folder of its own for each evaluation, so that none replaces another's files."""
+    name = f'{split}_step_{known["step"]}' if known.get('step') is not None else f'{split}_parameters'
+    folder, number = evaluations / name, 2
+    while folder.exists():
+        folder, number = evaluations / f'{name}_{number}', number + 1
+    return folder
+
+
+def _print_examples(folder: epath.Path, split: str, sources: list[str]) -> None:
+    hypotheses, references = (
+        (folder / f'{split}.{name}.txt').read_bytes().decode().split('\n') for name in ('hypotheses', 'references')
+    )
+    for source, hypothesis, reference in zip(sources, hypotheses, references, strict=False):
+        print(f'source:      {source}\ntranslation: {hypothesis}\nreference:   {reference}\n')
