@@ -116,15 +116,15 @@ def _has_split_verb(clause: Clause, positions: dict[int, list[int]]) -> bool:
 
 def _has_distant_verb(meaning: Sentence, clauses: list[Clause], positions: dict[int, list[int]]) -> bool:
     """Whether at least two words part a verb from its subject (verb last) or from its auxiliary (verb second)."""
-    link, second = meaning.link, meaning.second
+    kind = meaning.link.kind if meaning.link is not None else None
     for clause in clauses:
         verb = positions[clause.node][-1]
-        is_second = link is not None and clause is second
-        if is_second and link.kind in ('infinitive', 'purpose'):
+        is_second = clause is meaning.second
+        if is_second and kind in ('infinitive', 'purpose'):
             start = positions[meaning.main.node][-1]  # the verb that governs the infinitive
         elif clause.gap == 'subject':
             start = positions[clause.node + RELATIVE_PRONOUN][0]
-        elif clause.gap == 'object' or (is_second and link.kind in ('subordinate', 'that')):
+        elif clause.gap == 'object' or (is_second and kind in ('subordinate', 'that')):
             start = positions[clause.subject.node][0]
         elif clause.has_auxiliary:
             start = positions[clause.node + AUXILIARY][0]

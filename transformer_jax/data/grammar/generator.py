@@ -10,6 +10,8 @@ from .profiles import Profile
 
 _DESCRIBED = frozenset('man woman animal item container garment headwear vehicle furniture'.split())
 
+_MOTIVES = frozenset('mood need mind manner force wealth courage zeal health'.split())  # groups that explain a deed
+
 
 class SentenceGenerator(PhraseGenerator):
     """Draws sentences of one profile; their length is not yet checked."""
@@ -117,9 +119,11 @@ class SentenceGenerator(PhraseGenerator):
 
     def _draw_report(self) -> Sentence:
         verb = self._pick(self.lexicon.reporting_verbs)
-        main = self._clause(verb, 'present' if self._chance(0.5) else 'past')
-        verb = self._any_verb()
-        second = self._decorate(self._maybe_relative(self._clause(verb, self._tense())), may_be_first=False)
+        tense = self._tense()
+        # "said that he sees" would not do in English.
+        main = self._clause(verb, 'past' if tense == 'past' else 'present')
+        second = self._clause(self._any_verb(), tense)
+        self._decorate(self._maybe_relative(second), may_be_first=False)
         return Sentence(main, Link('that', self._node(), 'that', 'dass'), second)
 
     def _draw_infinitive(self) -> Sentence:
@@ -163,7 +167,10 @@ class SentenceGenerator(PhraseGenerator):
         assert isinstance(wanted, NounPhrase)
         pronoun = self._pronoun(wanted, main)
         tense = 'past' if tense in ('past', 'perfect') else 'present'
-        adjective = self._pick(self.lexicon.adjectives_of(wanted.noun.semantic_class))
+        adjectives = self.lexicon.adjectives_of(wanted.noun.semantic_class)
+        if wanted is main.subject:
+            adjectives = tuple(a for a in adjectives if a.group in _MOTIVES)
+        adjective = self._pick(adjectives)
         reason = Clause(self._node(), BE, pronoun, predicate=adjective, tense=tense)
         return Sentence(main, Link('subordinate', self._node(), 'because', 'weil'), reason)
 

@@ -264,6 +264,8 @@ class PhraseGenerator:
             is_place = isinstance(obj, NounPhrase) and obj.noun.semantic_class == 'place'
             if not is_place:
                 clause.location = self._noun_phrase(_PLACE, 'definite', plain=True)
+                if clause.location.determiner.english is not None:
+                    clause.location.plural = False  # one is in one place
         if may_be_negated and self._chance(profile.negation_rate):
             self._add_negation(clause)
         elif self._chance(profile.adverbial_rate):
@@ -289,8 +291,9 @@ class PhraseGenerator:
 
     def _maybe_relative(self, clause: Clause) -> Clause:
         for part in (clause.subject, clause.object):
-            takes_relative = isinstance(part, NounPhrase) and part.is_bare and part.possessor is None
-            if takes_relative and self._chance(self.profile.relative_rate):
+            if not isinstance(part, NounPhrase) or not part.is_bare or part.possessor is not None:
+                continue
+            if self._chance(self.profile.relative_rate):
                 self._add_relative(part, clause.tense)
         return clause
 
