@@ -73,9 +73,9 @@ def test_a_run_is_averaged_over_its_last_snapshots_by_number_or_over_named_steps
         average_run(run.folder, out=tmp_path / 'x', last=4)
     with pytest.raises(CheckpointError, match=r'steps 7, 8; there are 5, 900, 1000, 10000'):
         average_run(run.folder, out=tmp_path / 'x', steps=[8, 7, 900])
-    for wrong in ({}, {'last': 1, 'steps': [5]}, {'last': 0}, {'steps': []}, {'steps': [5, 5]}):
-        with pytest.raises(ValueError):
-            average_run(run.folder, out=tmp_path / 'x', **wrong)
+    for last, steps in ((None, None), (1, [5]), (0, None), (None, []), (None, [5, 5])):
+        with pytest.raises(ValueError, match=r'last|steps'):
+            average_run(run.folder, out=tmp_path / 'x', last=last, steps=steps)
     assert not (tmp_path / 'x').exists()
     with pytest.raises(CheckpointError, match='exists already'):
         average_run(run.folder, out=tmp_path / 'last', last=1)

@@ -19,17 +19,21 @@ def write_parameters(path: str | os.PathLike[str], params: Params, info: dict[st
 
     Raises CheckpointError when something lies there already, when the parameters are not finite, or when writing fails.
     """
-    path = epath.Path(path)
-    for taken in (path, path.parent / f'{path.name}.writing'):
-        if taken.exists():
-            raise CheckpointError(f'{taken} exists already and is not overwritten; remove it or give another name')
+    final = epath.Path(path)
+    if final.exists():
+        raise CheckpointError(f'{final} exists already and is not overwritten; remove it or give another name')
+    unfinished = final.parent / f'{final.name}.writing'
+    if unfinished.exists():
+        raise CheckpointError(
+            f'{unfinished} exists: another process writes it, or one that was cut off left it; remove it'
+        )
     content = manifest_content('parameters', info=info)
-    writing = Writing(path, arrays.split({PART: params}), content)
+    writing = Writing(final, arrays.split({PART: params}), content)
     try:
         writing.finish()
     except Exception as error:
         writing.abandon()
-        raise CheckpointError(f'writing parameters to {path} failed: {type(error).__name__}: {error}') from error
+        raise CheckpointError(f'writing parameters to {final} failed: {type(error).__name__}: {error}') from error
 
 
 def read_parameters(path: str | os.PathLike[str], abstract: Params | None = None) -> tuple[Params, dict[str, Any]]:
@@ -39,11 +43,11 @@ def read_parameters(path: str | os.PathLike[str], abstract: Params | None = None
     None takes them as they were saved, as nested dicts. Every file is checked before use. Raises DamagedError, or
     MismatchError when the tree is another.
     """
-    path = epath.Path(path)
-    manifest = digests.read_manifest(path)
+    folder = epath.Path(path)
+    manifest = digests.read_manifest(folder)
     if abstract is None:
         abstract = arrays.nest(manifest['leaves'].get(PART, {}))
-    return read_part(path, manifest, PART, abstract), describe(manifest)
+    return read_part(folder, manifest, PART, abstract), describe(manifest)
 
 
 def read_part(folder: epath.Path, manifest: dict[str, Any], part: str, abstract: Any) -> Any:

@@ -257,8 +257,8 @@ def _contents(folder: epath.Path) -> str:
 
 
 def _absolute(path: str | os.PathLike[str]) -> epath.Path:
-    path = epath.Path(path)
-    return epath.Path(os.path.abspath(path.expanduser())) if files.is_local(path) else path  # noqa: PTH100
+    given = epath.Path(path)
+    return epath.Path(os.path.abspath(given.expanduser())) if files.is_local(given) else given  # noqa: PTH100
 
 
 def _now() -> str:

@@ -78,14 +78,12 @@ class Store:
             self._make_room(target)
         writing = Writing(target, parts, content)
 
-        def finish() -> None:
-            writing.finish()
-            if self._folder.primary:
-                self._apply_keep_rules(step)
-                if snapshot:
-                    self._copy_snapshot(step, target)
+        def tidy() -> None:
+            self._apply_keep_rules(step)
+            if snapshot:
+                self._copy_snapshot(step, target)
 
-        self._launch(step, finish)
+        self._launch(step, lambda: writing.finish(tidy))
 
     def save_snapshot(self, step: int, params: Params) -> None:
         """Starts saving parameters alone, as `save` does; an earlier snapshot of the same step is replaced."""
@@ -97,13 +95,7 @@ class Store:
             self._remove_snapshot(target)
         content = parameters.manifest_content('snapshot', step=step, info={})
         writing = Writing(target, arrays.split({parameters.PART: params}), content)
-
-        def finish() -> None:
-            writing.finish()
-            if self._folder.primary:
-                self._keep_newest_snapshots()
-
-        self._launch(step, finish)
+        self._launch(step, lambda: writing.finish(self._keep_newest_snapshots))
 
     def wait(self) -> None:
         """Returns when nothing is being saved any more. Raises CheckpointError when the last save failed."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,8 +34,11 @@ class Writing:
             self._unfinished.mkdir(parents=True)
         self._response = arrays.start_writing(self._unfinished / digests.ARRAYS, parts)
 
-    def finish(self) -> None:
-        """Waits until all is on disk and visible under its final name. Raises whatever went wrong."""
+    def finish(self, then: Callable[[], None] | None = None) -> None:
+        """Waits until all is on disk and visible under its final name, and process 0 has done `then`.
+
+        Raises whatever went wrong.
+        """
         self._response.result()
         index, count = jax.process_index(), jax.process_count()
         share = digests.digest_folder(self._unfinished, (index, count))
@@ -44,7 +48,9 @@ class Writing:
             digests.write_manifest(self._unfinished, self._content | {'files': share})
             files.sync_to_disk(self._unfinished)
             files.publish(self._unfinished, self.final)
-        self._wait_for_all('visible')
+            if then is not None:
+                then()
+        self._wait_for_all('done')
 
     def abandon(self) -> None:
         """Removes what a failed `finish` left; what can't be removed stays under its unfinished name."""
