@@ -23,7 +23,13 @@ from jaxtyping import install_import_hook
 
 
 def _check_types(function: Any) -> Any:
-    """Checks a function by beartype, but for protocols and names that only a type checker knows: those go unchecked."""
+    """Checks a function by beartype.
+
+    Not checked: protocols, names that only a type checker knows, and what pytrees are made of, since jax rebuilds them
+    with shapes, shardings and more in the place of arrays.
+    """
+    if function.__name__ == '__init__':
+        return function
     notes = getattr(function, '__annotations__', {})
     for name, hint in notes.items():
         if isinstance(hint, str) or getattr(hint, '_is_protocol', False):
