@@ -27,13 +27,13 @@ from transformer_jax.evaluation.bleu import SPLIT_BLEU, chrf_score, sacrebleu_sc
 from transformer_jax.evaluation.evaluator import Evaluator, Result
 from transformer_jax.parallel.mesh import make_mesh
 
-WORDS = ['alt', 'Bär', 'Bad-Süd', 'die', 'geht', 'Katze', 'nie', 'oft', 'schläft', 'weit', '„ja“', 'z. B.']
+WORDS = ['alt', 'Bär', 'U-Bahn', 'die', 'geht', 'nie', 'oft', 'weit', '„ja“', 'z. B.']
 CONFIG = ModelConfig(
     d_model=14,
     d_ff=11,
     num_encoder_layers=1,
     num_decoder_layers=1,
-    max_length=32,
+    max_length=31,
     attention=AttentionConfig(num_heads=3, head_dim=5),
 )
 
@@ -59,7 +59,7 @@ class ListedPairs:
 
 def make_pairs(number: int) -> list[Pair]:
     rng = np.random.default_rng(number)
-    lines = [' '.join(rng.choice(WORDS, rng.integers(1, 6))) for _ in range(2 * number)]
+    lines = [' '.join(rng.choice(WORDS, rng.integers(1, 4))) for _ in range(2 * number)]
     tags = [('short',), ('short', 'odd'), ()]
     return [Pair(i, lines[2 * i], lines[2 * i + 1], {'phenomena': tags[i % 3]}) for i in range(number)]
 
@@ -79,10 +79,9 @@ def model(vocabulary):
 
 @pytest.fixture(scope='module')
 def params(model):
-    spread = np.random.default_rng(3)
-    return jax.tree.map(
-        lambda x: x + 0.2 * jnp.asarray(spread.normal(size=x.shape), x.dtype), model.init(jax.random.key(0))
-    )
+    rng = np.random.default_rng(3)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.4, leaf.shape), leaf.dtype), shapes)
 
 
 def prepare_pairs(pairs, vocabulary, folder):
@@ -115,9 +114,7 @@ def expected(model, params, vocabulary, pairs):
     return score_one_by_one(model, params, vocabulary, pairs, CONFIG.max_length)
 
 
-@pytest.mark.parametrize(
-    ('number', 'batch_tokens', 'num_devices'), [(1, 64, None), (7, 64, 4), (41, 200, 8), (40, 4096, 1)]
-)
+@pytest.mark.parametrize(('number', 'batch_tokens', 'num_devices'), [(1, 64, None), (7, 64, 4), (41, 200, 8)])
 def test_each_pair_scores_as_it_does_alone(
     model, params, vocabulary, pairs, expected, tmp_path, number, batch_tokens, num_devices
 ):
@@ -144,12 +141,12 @@ def evaluator(model, vocabulary, pairs, tmp_path_factory):
     return Evaluator(model, prepared, pairs, vocabulary, batch_tokens=2000)
 
 
-def test_programs_are_compiled_once_and_follow_the_parameters(evaluator, model, params, expected):
+def test_programs_are_compiled_once_and_follow_the_parameters(evaluator, params, expected):
     first = evaluator(params)
     assert first.nll == pytest.approx(expected.sum(), rel=1e-6)
     compiled = evaluator._log_probabilities._cache_size()
     assert evaluator(params) == first
-    assert evaluator(model.init(jax.random.key(1))).nll != first.nll
+    assert evaluator(jax.tree.map(lambda leaf: 2 * leaf, params)).nll != first.nll
     assert evaluator._log_probabilities._cache_size() == compiled
 
 
@@ -162,7 +159,7 @@ def test_a_pair_scored_twice_or_never_is_an_error(evaluator, params, monkeypatch
 
 
 def test_references_longer_than_the_model_are_scored_whole(model, params, vocabulary, tmp_path):
-    pairs = [Pair(0, 'die Katze', 'die Katze geht oft weit'), Pair(1, 'die', ' '.join(WORDS * 3))]
+    pairs = [Pair(0, 'die U-Bahn', 'die U-Bahn geht oft weit'), Pair(1, 'die', ' '.join(WORDS * 3))]
     prepared = prepare_pairs(pairs, vocabulary, tmp_path)
     longest = int(prepared.target_lengths.max())
     assert longest > CONFIG.max_length
@@ -197,7 +194,7 @@ def test_translations_are_scored_against_raw_lines_and_saved(model, params, voca
 
 
 def test_a_reference_that_would_be_two_lines_is_refused(model, vocabulary, tmp_path):
-    pairs = [Pair(0, 'die Katze', 'die\nKatze')]
+    pairs = [Pair(0, 'die U-Bahn', 'die\nU-Bahn')]
     prepared = prepare_pairs(pairs, vocabulary, tmp_path)
     with pytest.raises(ValueError, match='line 1 holds a line feed'):
         Evaluator(model, prepared, pairs, vocabulary, batch_tokens=64)
