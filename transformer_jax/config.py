@@ -241,6 +241,7 @@ class DecodingConfig:
     beam_size: int = _count(4, free=True)
     alpha: float = option(0.6, free=True)  # length penalty; 0 = none
     length_penalty: str = option('gnmt', choices=('gnmt', 'power'), free=True)  # ((5 + L) / 6)^alpha or L^alpha
+    stop: str = option('exact', choices=('exact', 'heuristic'), free=True)  # see decoding.hypotheses.StopRule
     max_extra_length: int = option(50, minimum=0, free=True)  # target may be this much longer than the source
     min_length: int = option(0, minimum=0, free=True)  # subwords before eos may come
     temperature: float = option(1.0, above=0.0, free=True)

@@ -21,7 +21,7 @@ class Specials:
 
 
 def log_normalizer(logits: Float[Array, '*hypotheses V']) -> Float[Array, '*hypotheses']:
-    """log sum exp over the vocabulary, forbidden entries included, so that a teacher-forced rescore agrees."""
+    """Log-sum-exp over the vocabulary, forbidden entries included, so that a teacher-forced rescore agrees."""
     largest = logits.max(axis=-1, keepdims=True)
     return (largest + jnp.log(jnp.exp(logits - largest).sum(axis=-1, keepdims=True)))[..., 0]
 
@@ -41,9 +41,10 @@ def top_candidates(
 ) -> tuple[Float[Array, 'B C'], Int[Array, 'B C'], Int[Array, 'B C']]:
     """The `count` largest of `logits + offsets` over all W * V of a sentence: values, hypotheses, tokens.
 
-    Best first; equal values by lower hypothesis, then lower token. Where there are fewer than `count`, the rest is -inf.
-    Exact in two stages: an entry among the best lies in one of the `count` blocks with the largest maxima, and blocks are
-    taken in order of their index so that ties stay right. On a CPU this is five times as fast as one top-k over it all.
+    Best first; equal values by lower hypothesis, then lower token. Where there are fewer than `count`, the rest is
+    -inf. Exact in two stages: an entry among the best lies in one of the `count` blocks with the largest maxima, and
+    blocks are taken in order of their index so that ties stay right. On a CPU that takes a fifth of the time of one
+    top-k over it all.
     """
     B, W, V = logits.shape
     if W * V <= _SMALL or count * _BLOCK >= W * V:

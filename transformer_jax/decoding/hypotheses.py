@@ -1,5 +1,6 @@
 """Hypotheses on the device: the live ones, the finished ones kept apart, and the rule by which a step moves them."""
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -64,6 +65,34 @@ class Method(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class StopRule:
+    """When the search for a sentence ends before its limit.
+
+    `exact`: when no continuation of a live hypothesis can still beat the worst of the finished ones that are kept, so
+    that stopping changes no result. A continuation's log probability is at most what it is now; its length is at least
+    one more, and at most the limit. `heuristic` stops sooner, when no live hypothesis would beat it if it ended at its
+    present length, which is what Hugging Face's `early_stopping=False` does with W of them kept.
+    """
+
+    kind: str
+
+    def holds(
+        self,
+        live: Float[Array, 'B W'],
+        finished: Finished,
+        length: Int[Array, ''],
+        limits: Int[Array, 'B'],
+        penalty: LengthPenalty,
+    ) -> Bool[Array, 'B']:
+        """Whether to stop, all hypotheses being `length` subwords long."""
+        if self.kind == 'exact':
+            divisor = penalty.best(length + 1, jnp.maximum(limits, length + 1))
+        else:
+            divisor = penalty(length)
+        return live.max(axis=1) / divisor <= finished.scores.min(axis=1)  # -inf <= anything: nothing is live
+
+
 def start(
     limits: Int[Array, 'B'], min_lengths: Int[Array, 'B'], keys: Array, cache: Cache, *, width: int, num_finished: int,
     history: int,
@@ -91,13 +120,13 @@ def start(
     )
 
 
-def take(search: Search, choice: Choice, eos_id: int, penalty: LengthPenalty) -> Search:
-    """One step: choices that end go to the finished ones, the others live on. Sentences that are done stay as they are."""
+def take(search: Search, choice: Choice, eos_id: int, penalty: LengthPenalty, stop: StopRule) -> Search:
+    """One step: choices that end go to the finished ones, the others live on. What is done stays as it is."""
     length = search.step + 1
     ends = choice.tokens == eos_id
     finished = _merge(search.finished, choice, ends, length, penalty)
     live = jnp.where(ends, -jnp.inf, choice.log_probabilities)
-    is_done = (length >= search.limits) | _none_can_enter(live, finished, length, search.limits, penalty)
+    is_done = (length >= search.limits) | stop.holds(live, finished, length, search.limits, penalty)
     old = search.is_done
     at_step = (0, search.step, 0)
     return search._replace(
@@ -127,17 +156,6 @@ def _merge(
     return jax.tree.map(lambda leaf: jnp.take_along_axis(leaf, kept, axis=1), both)
 
 
-def _none_can_enter(
-    live: Float[Array, 'B W'], finished: Finished, length: Array, limits: Int[Array, 'B'], penalty: LengthPenalty
-) -> Bool[Array, 'B']:
-    """Whether no continuation of a live hypothesis can still beat the worst of the finished ones that are kept.
-
-    A continuation's log probability is at most what it is now, and its length at least one more and at most the limit.
-    """
-    best_live = live.max(axis=1) / penalty.best(length + 1, jnp.maximum(limits, length + 1))
-    return best_live <= finished.scores.min(axis=1)  # holds when nothing is live: -inf <= anything
-
-
 class Traced(NamedTuple):
     """One hypothesis on the host: its subwords without eos, and its figures."""
 
@@ -148,7 +166,7 @@ class Traced(NamedTuple):
 
 
 def trace(search: Search, sentence: int) -> list[Traced]:
-    """The hypotheses of a sentence that is done (arrays on the host), best first: finished ones, then those cut short."""
+    """The hypotheses of a sentence that is done (arrays on the host), best first: finished ones, then live ones."""
     finished = search.finished
     found = []
     for rank in range(finished.scores.shape[1]):

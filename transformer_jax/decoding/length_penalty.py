@@ -37,8 +37,8 @@ class LengthPenalty:
             divisor = math.inf
         if not 1e-37 < divisor < 1e37:
             raise ConfigError(
-                f'config.decoding.alpha is {self.alpha}; the length penalty of {longest} subwords would be {divisor:g}, '
-                'which single precision can not hold; choose alpha nearer to 0'
+                f'config.decoding.alpha is {self.alpha}; the penalty of length {longest} would be {divisor:g}, which '
+                'single precision can not hold; choose alpha nearer to 0'
             )
 
     def _base(self, length: Array | int) -> Array | float:

@@ -15,7 +15,7 @@ import numpy as np
 
 from transformer_jax.decoding import hypotheses, sizes
 from transformer_jax.decoding.candidates import Specials
-from transformer_jax.decoding.hypotheses import Method, Search, Traced
+from transformer_jax.decoding.hypotheses import Method, Search, StopRule, Traced
 from transformer_jax.decoding.length_penalty import LengthPenalty
 from transformer_jax.models.interface import Model
 from transformer_jax.shapes import Array, Float, Int, Params, PRNGKey
@@ -35,12 +35,22 @@ class Request:
 class Searcher:
     """The compiled programs of one model and one way of choosing, and the loop that calls them."""
 
-    def __init__(self, model: Model, method: Method, specials: Specials, penalty: LengthPenalty, *, num_best: int):
+    def __init__(
+        self,
+        model: Model,
+        method: Method,
+        specials: Specials,
+        penalty: LengthPenalty,
+        stop: StopRule,
+        *,
+        num_best: int,
+    ):
         """`num_best`: how many finished hypotheses are kept, and so when a search may stop; at most W."""
         self._model = model
         self._method = method
         self._specials = specials
         self._penalty = penalty
+        self._stop = stop
         self._num_best = num_best
         self._begin = jax.jit(self._begin_program, static_argnames='slots')
         self._advance = jax.jit(self._advance_program, donate_argnames='search')
@@ -168,7 +178,7 @@ class Searcher:
 
     def _choose(self, logits: Float[Array, 'B P V'], search: Search, live: Float[Array, 'B P']) -> Search:
         choice = self._method.choose(logits, search, live, self._specials)
-        search = hypotheses.take(search, choice, self._specials.eos_id, self._penalty)
+        search = hypotheses.take(search, choice, self._specials.eos_id, self._penalty, self._stop)
         if self._method.num_hypotheses == 1:
             return search
         return search._replace(cache=self._model.reorder(search.cache, choice.parents))

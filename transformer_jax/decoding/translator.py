@@ -1,9 +1,12 @@
 """Text in, text out: the translations of a list of lines, in its order, one for each."""
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +18,7 @@ from transformer_jax.decoding import sizes
 from transformer_jax.decoding.beam import Beam
 from transformer_jax.decoding.candidates import Specials
 from transformer_jax.decoding.greedy import Greedy
-from transformer_jax.decoding.hypotheses import Method, Traced
+from transformer_jax.decoding.hypotheses import Method, StopRule, Traced
 from transformer_jax.decoding.length_penalty import LengthPenalty
 from transformer_jax.decoding.sampling import Sampling
 from transformer_jax.decoding.search import Request, Searcher
@@ -51,7 +54,7 @@ class Counts:
 
 
 class Translator:
-    """A model with the vocabulary and the settings to translate by. Programs are compiled when first needed and kept."""
+    """A model with the vocabulary and settings to translate by. Programs are compiled when first needed and kept."""
 
     def __init__(
         self,
@@ -61,8 +64,13 @@ class Translator:
         config: DecodingConfig,
         *,
         report: Callable[[str], None] = print,
+        num_workers: int = 2,
     ):
-        """`report` is told what was cut. Raises `ConfigError` for settings that can not be met."""
+        """`report` is told what was cut; `num_workers` batches are searched at the same time.
+
+        Two batches keep the cores of a CPU busier than one, whose many small operations run on one core each. Raises
+        `ConfigError` for settings that can not be met.
+        """
         if vocabulary.size != model.vocab_size:
             raise ConfigError(f'the vocabulary has {vocabulary.size} subwords, the model {model.vocab_size}')
         if config.min_length >= model.max_length:
@@ -78,11 +86,49 @@ class Translator:
         self.config = config
         self.counts = Counts()
         self._report = report
+        self._num_workers = num_workers
         specials = (vocabulary.pad_id, vocabulary.bos_id, model.start_id)
         forbidden = {token for token in specials if token is not None} - {vocabulary.eos_id}
         self._specials = Specials(vocabulary.eos_id, tuple(sorted(forbidden)))
         self._searchers: dict[int, Searcher] = {}
         self._score_batch = jax.jit(lambda params, batch: token_log_probabilities(model, params, batch))
+
+    @classmethod
+    def load(
+        cls,
+        run_dir: str | os.PathLike[str],
+        *,
+        checkpoint: str | int | None = None,
+        report: Callable[[str], None] = print,
+        num_workers: int = 2,
+        **decoding: Any,
+    ) -> 'Translator':
+        """The translator of a run folder.
+
+        `checkpoint` is a step, 'best', 'latest', or a folder of averaged or exported parameters; None takes the best
+        where the run has scores, else the latest. A run that keeps a moving average of its parameters is read by it.
+        Further arguments replace fields of the run's `config.decoding`, such as `beam_size=8`.
+        """
+        from transformer_jax import models
+        from transformer_jax.checkpoints.run_folder import RunFolder
+        from transformer_jax.checkpoints.store import Store
+        from transformer_jax.data.vocabulary import load_vocabulary
+        from transformer_jax.overlay import config_from_dict, overlay
+
+        folder = RunFolder.open(run_dir)
+        changes = {f'decoding.{name}': value for name, value in decoding.items()}
+        config = overlay(config_from_dict(folder.read_config()), changes)
+        models.validate(config)
+        vocabulary = load_vocabulary(folder.vocabulary)
+        folder.check_vocabulary(vocabulary.fingerprint)
+        model = models.build(
+            config.model, vocab_size=vocabulary.size, start_id=vocabulary.start_id, execution=config.execution
+        )
+        step = int(checkpoint) if isinstance(checkpoint, str) and checkpoint.isdecimal() else checkpoint
+        part = 'params' if config.train.ema_decay is None else 'average'
+        with Store(folder, config.checkpoint, report=report) as store:
+            params, _ = store.restore_params(jax.eval_shape(model.init, jax.random.key(0)), step, part=part)
+        return cls(model, params, vocabulary, config.decoding, report=report, num_workers=num_workers)
 
     @property
     def num_programs(self) -> int:
@@ -101,10 +147,10 @@ class Translator:
     ) -> list[list[Translation]]:
         """The `n` best translations of each line, best first; none for a blank line.
 
-        Beam: `n` different sequences of subwords, finished ones before unfinished, at most `beam_size`; fewer only where
-        no more exist within the limit on length. Sampling: `n` draws. `prefixes` are texts that the translations must
-        start with, '' for none. `rng` (default: key 0) makes the draws of sampling; a line's draws do not depend on
-        its neighbours or its place. Raises `ValueError` for an `n` that the method can not give.
+        Beam: `n` different sequences of subwords, finished ones before unfinished, at most `beam_size`; fewer only
+        where no more exist within the limit on length. Sampling: `n` draws. `prefixes` are texts that the translations
+        must start with, '' for none. `rng` (default: key 0) makes the draws of sampling; a line's draws do not depend
+        on its neighbours or its place. Raises `ValueError` for an `n` that the method can not give.
         """
         self._check_count(n)
         if prefixes is not None and len(prefixes) != len(texts):
@@ -114,11 +160,16 @@ class Translator:
         results: list[list[Translation]] = [[] for _ in texts]
         searcher = self._searcher(n)
         rng = jax.random.key(0) if rng is None else rng
-        for batch in self._batches(requests):
+        batches = self._batches(requests)
+
+        def search(batch: list[int]) -> list[list[Traced]]:
             rows = sizes.fit_rows(len(batch), self.config.batch_size)
-            found = searcher.run(self.params, [requests[line] for line in batch], rows, rng)
-            for line, traced in zip(batch, found, strict=True):
-                results[line] = self._finish(requests[line], traced[:n], line)
+            return searcher.run(self.params, [requests[line] for line in batch], rows, rng)
+
+        with ThreadPoolExecutor(self._num_workers) as workers:
+            for batch, found in zip(batches, workers.map(search, batches), strict=True):
+                for line, traced in zip(batch, found, strict=True):
+                    results[line] = self._finish(requests[line], traced[:n], line)
         self.counts.unfinished += sum(not best[0].finished for best in results if best)
         self._report_since(before)
         return results
@@ -159,8 +210,10 @@ class Translator:
 
     def _searcher(self, n: int) -> Searcher:
         if n not in self._searchers:
-            searcher = Searcher(self.model, self._method(n), self._specials, self._penalty, num_best=n)
-            self._searchers[n] = searcher
+            method = self._method(n)
+            stop = StopRule(self.config.stop)
+            num_best = n if stop.kind == 'exact' else method.num_hypotheses
+            self._searchers[n] = Searcher(self.model, method, self._specials, self._penalty, stop, num_best=num_best)
         return self._searchers[n]
 
     def _method(self, n: int) -> Method:
