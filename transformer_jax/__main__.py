@@ -84,11 +84,10 @@ def translate(options: argparse.Namespace) -> None:
     flags |= {'batch_size': options.batch_size}
     options.changes |= {f'decoding.{name}': value for name, value in flags.items() if value is not None}
     command.check_output(options.output, force=options.force)
+    translator = command.load_translator(options.run, options.checkpoint, options.changes)
     lines = command.read_input(options.input)
     prefixes = None if options.prefix_file is None else command.read_input(options.prefix_file)
-    translations = command.translate_lines(
-        options.run, options.checkpoint, lines, prefixes, n_best=options.n_best, changes=options.changes
-    )
+    translations = command.translate_lines(translator, lines, prefixes, n_best=options.n_best)
     write = command.make_formatter(options.format, n_best=options.n_best, scores=options.scores)
     with command.open_output(options.output, force=options.force) as output:
         for number, (line, found) in enumerate(zip(lines, translations, strict=True), start=1):

@@ -95,19 +95,17 @@ def make_formatter(kind: str, *, n_best: int, scores: bool) -> Callable[[int, st
     return {'text': as_text, 'jsonl': as_json}[kind]
 
 
-def translate_lines(
-    run_dir: str,
-    checkpoint: str | None,
-    lines: Sequence[str],
-    prefixes: Sequence[str] | None,
-    *,
-    n_best: int,
-    changes: Mapping[str, Any],
-) -> list[list[Translation]]:
-    """The translations of each line; tells standard error what was done and what was cut."""
+def load_translator(run_dir: str, checkpoint: str | None, changes: Mapping[str, Any]) -> Translator:
+    """The translator of a run with the changes of the command line."""
     run = open_run(run_dir, changes)
     params, _ = run.load_params(checkpoint)
-    translator = Translator(run.model, params, run.vocabulary, run.config.decoding, report=say)
+    return Translator(run.model, params, run.vocabulary, run.config.decoding, report=say)
+
+
+def translate_lines(
+    translator: Translator, lines: Sequence[str], prefixes: Sequence[str] | None, *, n_best: int
+) -> list[list[Translation]]:
+    """The translations of each line; tells standard error what was done and what was cut."""
     start = time.monotonic()
     translations = translator.translate_n_best(lines, n_best, prefixes=prefixes)
     say(_summarise(translator.counts, time.monotonic() - start))

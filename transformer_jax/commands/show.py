@@ -1,0 +1,102 @@
+"""The verb `show`: what a config means, before anything is trained."""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from transformer_jax import models
+from transformer_jax.checkpoints.run_folder import RunFolder
+from transformer_jax.config import Config, ConfigError, walk
+from transformer_jax.data import make_source
+from transformer_jax.data.pipeline import TrainingBatches
+from transformer_jax.data.prepared import prepare
+from transformer_jax.data.vocabulary import load_vocabulary
+from transformer_jax.models.interface import Model
+from transformer_jax.overlay import config_to_dict, fixed_differences, overlay
+from transformer_jax.parallel.mesh import make_mesh, num_data_shards
+
+
+def describe(config: Config, run_dir: str | os.PathLike[str] | None) -> Iterator[str]:
+    """Lines about the config, the model, the mesh and, where the run's data are prepared, the batches."""
+    models.validate(config)
+    if run_dir is not None:
+        _require_same_run(config, RunFolder.open(run_dir))
+    default = {path: value for path, _, value in walk(Config())}
+    yield 'config (* differs from the default, which is the paper where it has a say; + may change in a resume)'
+    for path, field, value in walk(config):
+        marks = f'{"*" if value != default[path] else " "}{"+" if field.metadata.get("free") else " "}'
+        yield f'{marks} config.{path} = {value!r}'
+    yield ''
+    yield from _describe_parameters(_build(config, run_dir))
+    # Rows that only fill the vocabulary up to a multiple are no parameters of the model.
+    unpadded = overlay(config, {'model.vocab_pad_multiple': 1})
+    count = sum(leaf.size for leaf in jax.tree.leaves(_shapes(_build(unpadded, run_dir))))
+    yield f'parameters: {count:,}'
+    mesh = make_mesh(config.execution.mesh)
+    yield ''
+    sizes = ', '.join(f'{name} {size}' for name, size in mesh.shape.items())
+    yield f'mesh: {sizes} ({mesh.devices.flat[0].device_kind})'
+    yield ''
+    yield from _describe_batches(config, run_dir, num_data_shards(mesh))
+
+
+def _build(config: Config, run_dir: str | os.PathLike[str] | None) -> Model:
+    """The model with the run's own vocabulary, or with the size that the config asks for before there is one."""
+    folder = None if run_dir is None else RunFolder(run_dir)
+    if folder is not None and folder.vocabulary.exists():
+        vocabulary = load_vocabulary(folder.vocabulary)
+        size, start_id = vocabulary.size, vocabulary.start_id
+    else:
+        size, start_id = config.vocabulary.size, 0  # which start id makes no difference to shapes
+    return models.build(config.model, vocab_size=size, start_id=start_id, execution=config.execution)
+
+
+def _require_same_run(config: Config, folder: RunFolder) -> None:
+    for field, old, new in fixed_differences(folder.read_config(), config_to_dict(config)):
+        raise ConfigError(f'{field} is {new!r}, but {old!r} in {folder.path}; show the run without --config')
+
+
+def _describe_parameters(model: Model) -> Iterator[str]:
+    """The tree of parameters by path, with shapes and counts."""
+    leaves: list[tuple[Any, Any]] = jax.tree_util.tree_leaves_with_path(_shapes(model))
+    rows = [(jax.tree_util.keystr(path, simple=True, separator='/'), leaf.shape) for path, leaf in leaves]
+    width = max(len(name) for name, _ in rows)
+    yield 'model'
+    for name, shape in rows:
+        yield f'   {name:<{width}}  {" x ".join(map(str, shape)):<20} {int(np.prod(shape)):>13,}'
+
+
+def _shapes(model: Model) -> Any:
+    return jax.eval_shape(model.init, jax.random.key(0))
+
+
+def _describe_batches(config: Config, run_dir: str | os.PathLike[str] | None, num_shards: int) -> Iterator[str]:
+    folder = None if run_dir is None else RunFolder(run_dir)
+    cache = None if folder is None else epath.Path(config.data.cache_dir or folder.data)
+    if folder is None or cache is None or not folder.vocabulary.exists() or not list(cache.glob('train-*')):
+        yield 'batches: chosen when a run has prepared its data; then show --run DIR prints them'
+        return
+    notes: list[str] = []
+    vocabulary = load_vocabulary(folder.vocabulary)
+    source = make_source(config, notes.append)
+    prepared = prepare(source, 'train', vocabulary, cache, progress=False, report=notes.append)
+    batches = TrainingBatches(
+        prepared,
+        config.data,
+        vocabulary=vocabulary,
+        seed=config.seed,
+        rows_multiple=num_shards,
+        group=config.train.accumulation,
+        report=notes.append,
+    )
+    yield from notes
+    yield 'buckets'
+    for bucket in batches.buckets:
+        yield f'   {bucket.rows:>5} rows of {bucket.source_length} + {bucket.target_length} subwords'
+    per_epoch = batches.batches_in_epoch(0) // config.train.accumulation
+    yield f'padding: {batches.padding:.1%}'
+    yield f'steps an epoch: {per_epoch:,} ({config.train.steps / max(per_epoch, 1):,.1f} epochs in all)'
