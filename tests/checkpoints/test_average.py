@@ -32,10 +32,10 @@ def test_the_average_of_one_is_itself_and_leaves_its_input_alone():
 
 
 def test_a_leaf_shared_by_two_names_is_averaged_once_for_each():
-    tables = [np.float32([1, 5]), np.float32([2, 9])]
+    tables = [np.array([1, 5], np.float32), np.array([2, 9], np.float32)]
     found = average({'source': table, 'target': table} for table in tables)
-    np.testing.assert_array_equal(found['source'], np.float32([1.5, 7]))
-    np.testing.assert_array_equal(found['target'], np.float32([1.5, 7]))
+    np.testing.assert_array_equal(found['source'], np.array([1.5, 7], np.float32))
+    np.testing.assert_array_equal(found['target'], np.array([1.5, 7], np.float32))
 
 
 def test_trees_that_have_no_mean_are_refused():

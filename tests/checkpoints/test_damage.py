@@ -103,6 +103,18 @@ def test_when_no_checkpoint_is_good_the_run_does_not_start_afresh(make_run: Make
             call()
 
 
+def test_a_step_with_a_short_or_missing_file_does_not_count(make_run: MakeRun):
+    run = make_run(keep_newest=3)
+    for step in (1, 2, 3):
+        run.store.save(step, tiny(step), {}, score=float(step))
+    run.store.wait()
+    truncate(list_files(Path(run.folder.checkpoints / name_of(3) / 'arrays'))[0])
+    list_files(Path(run.folder.checkpoints / name_of(2) / 'arrays'))[-1].unlink()
+    reader = run.reader()
+    assert (reader.steps(), reader.latest(), reader.best()) == ([1], 1, 1)
+    assert [name for name in (name_of(2), name_of(3)) if any(name in line for line in run.reports)]
+
+
 def test_a_named_step_that_is_damaged_is_not_replaced_by_another(make_run: MakeRun):
     run = make_run(keep_newest=2)
     for step in (1, 2):

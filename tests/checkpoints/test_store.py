@@ -63,6 +63,16 @@ def test_newest_is_by_number_and_old_steps_go_only_when_their_rules_say_so(make_
     assert load_step(run.store, 1000) == (1000, 1000)
 
 
+def test_what_was_just_saved_is_kept_even_below_an_older_step_of_a_higher_number(make_run: MakeRun):
+    run = make_run(keep_newest=2)
+    for step in (1000, 2000):
+        run.store.save(step, tiny(step), {})
+    assert load_step(run.store, 1000) == (1000, 1000)  # someone goes back by hand
+    run.store.save(500, tiny(500), {})
+    run.store.wait()
+    assert run.store.steps() == [500, 1000, 2000]
+
+
 def test_the_keep_rules_count_from_one(make_run: MakeRun):
     run = make_run(keep_newest=1, keep_best=1, average_keep=2)
     for step in range(1, 6):
