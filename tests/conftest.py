@@ -17,6 +17,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
@@ -45,6 +46,15 @@ install_import_hook(
     [f'transformer_jax.{name}' for name in ('attention', 'positions', 'layers', 'models', 'training', 'decoding')],
     f'{_checker.__name__}.check',
 )
+
+# A busy machine is no failure of a test; CI must fail for the commit that breaks something, so it draws no new examples.
+hypothesis.settings.register_profile(
+    'project',
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize='CI' in os.environ,
+)
+hypothesis.settings.load_profile('project')
 
 collect_ignore = ['benchmarks']  # they compare with packages that the tests do without
 
