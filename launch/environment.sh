@@ -71,7 +71,7 @@ print(hashlib.sha256(b"".join(files) + str(pathlib.Path.cwd()).encode()).hexdige
     return
   fi
   say "installing into $folder (the first time takes a while)"
-  "$folder/bin/python" -m pip install --quiet --disable-pip-version-check \
+  "$folder/bin/python" -m pip install -qq --disable-pip-version-check \
     -c constraints.txt -e ".${extras:+[$extras]}" >&2
   printf '%s\n' "$now" >"$stamp"
 }

@@ -47,7 +47,7 @@ install_import_hook(
     f'{_checker.__name__}.check',
 )
 
-# A busy machine is no failure of a test; CI must fail for the commit that breaks something, so it draws no new examples.
+# A busy machine is no failure. CI draws the same examples every time, so that it fails for the commit that breaks.
 hypothesis.settings.register_profile(
     'project',
     deadline=None,
