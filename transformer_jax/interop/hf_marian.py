@@ -229,7 +229,7 @@ def read_vocabulary(folder: epath.PathLike, settings: Mapping[str, Any]) -> Voca
     contents = [(folder / name).read_bytes() for name in layout]
     try:
         if len(contents) == 3:
-            vocabulary = MarianVocabulary(*contents[:2], json.loads(contents[2]), name='vocab.json')
+            vocabulary = MarianVocabulary(contents[0], contents[1], json.loads(contents[2]), name='vocab.json')
         else:
             vocabulary = JointVocabulary(contents[0], start_id=settings['decoder_start_token_id'], name='spm.model')
     except ValueError as error:

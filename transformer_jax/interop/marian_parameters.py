@@ -91,9 +91,11 @@ def _read_tables(reader: '_Reader', tie_embeddings: str) -> tuple[np.ndarray, np
         return stored[found[0]]
 
     if tie_embeddings == 'all':
-        return (pick(shared, source, target, output, tied=True),) * 3
+        table = pick(shared, source, target, output, tied=True)
+        return table, table, table
     if tie_embeddings == 'output':
-        return (pick(source, tied=False), *(pick(target, output, tied=True),) * 2)
+        table = pick(target, output, tied=True)
+        return pick(source, tied=False), table, table
     return pick(source, shared, tied=False), pick(target, shared, tied=False), pick(output, tied=False)
 
 
