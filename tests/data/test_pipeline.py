@@ -1,5 +1,6 @@
 """From prepared ids to batches: nothing lost, nothing repeated, and the order a function of one number."""
 
+import concurrent.futures
 import itertools
 import json
 import threading
@@ -374,6 +375,14 @@ def test_prepared_ids_equal_the_text_and_are_made_once(tmp_path):
     assert source.reads == 1
     assert len(notes) == 1
     assert again.target_ids(77).tolist() == source.pairs[77][1]
+
+
+def test_several_starts_at_once_encode_once(tmp_path):
+    source = NumberSource(3000)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: make_prepared(tmp_path, source), range(4)))
+    assert source.reads == 1
+    assert {prepared.target_ids(2999).tolist() == source.pairs[2999][1] for prepared in made} == {True}
 
 
 def test_other_text_or_another_vocabulary_is_prepared_anew(tmp_path):

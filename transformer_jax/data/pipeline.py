@@ -81,7 +81,7 @@ class TrainingBatches:
         return _make_host_batch(self._prepared, self._vocabulary, bucket, self._kept[pairs], row_of, self._host)
 
     def iterate(self, start: int = 0) -> Generator[HostBatch, None, None]:
-        """Batches `start`, `start + 1`, ... without end, `config.prefetch` of them made ahead; `close` ends the threads."""
+        """Batches `start`, `start + 1`, ... without end, `config.prefetch` of them made ahead by threads."""
         import grain
 
         dataset = grain.MapDataset.source(_BatchesFrom(self, start))
