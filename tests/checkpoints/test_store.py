@@ -195,10 +195,12 @@ def test_parameters_load_without_the_optimizer_by_name_number_or_path(make_run: 
     assert run.store.parts(2) == ('average', 'params', 'root')
     with pytest.raises(CheckpointError, match='no complete checkpoint of step 4; there are: 1, 2, 3'):
         run.store.restore_params(abstract, 4)
+    found, _ = run.store.restore_params(abstract, run.folder.checkpoints / name_of(2), part='average')
+    assert float(found['kernel'][1, 1]) == 2.5
     for path in (run.folder.snapshots / name_of(1), tmp_path / 'out'):
         if path == tmp_path / 'out':
             write_parameters(path, params, {'why': 'test'})
-        found, info = run.store.restore_params(abstract, path)
+        found, info = run.store.restore_params(abstract, path, part='average')
         assert_same_bits(found, {'kernel': jnp.full((3, 5), 1.0)})
     assert info == {'kind': 'parameters', 'step': None, 'score': None, 'why': 'test'}
     assert_same_bits(read_parameters(tmp_path / 'out')[0], found)

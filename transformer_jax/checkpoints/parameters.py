@@ -36,8 +36,10 @@ def write_parameters(path: str | os.PathLike[str], params: Params, info: dict[st
         raise CheckpointError(f'writing parameters to {final} failed: {type(error).__name__}: {error}') from error
 
 
-def read_parameters(path: str | os.PathLike[str], abstract: Params | None = None) -> tuple[Params, dict[str, Any]]:
-    """Parameters and info from a folder of `write_parameters`, or the parameters of a checkpoint or snapshot folder.
+def read_parameters(
+    path: str | os.PathLike[str], abstract: Params | None = None, *, part: str = PART
+) -> tuple[Params, dict[str, Any]]:
+    """Parameters and info from a folder of `write_parameters`, a snapshot, or (its `part`) a checkpoint.
 
     `abstract` is a tree of ShapeDtypeStructs; each leaf comes onto its sharding, or the first device when it has none.
     None takes them as they were saved, as nested dicts. Every file is checked before use. Raises DamagedError, or
@@ -46,12 +48,13 @@ def read_parameters(path: str | os.PathLike[str], abstract: Params | None = None
     folder = epath.Path(path)
     manifest = digests.read_manifest(folder)
     if abstract is None:
-        abstract = arrays.nest(manifest['leaves'].get(PART, {}))
-    return read_part(folder, manifest, PART, abstract), describe(manifest)
+        abstract = arrays.nest(manifest['leaves'].get(_part_of(manifest, part), {}))
+    return read_part(folder, manifest, part, abstract), describe(manifest)
 
 
 def read_part(folder: epath.Path, manifest: dict[str, Any], part: str, abstract: Any) -> Any:
-    """One part of a checkpoint folder, such as `params`, checked and placed."""
+    """One part of a checkpoint, checked and placed; of a snapshot or an export, which hold only that, `params`."""
+    part = _part_of(manifest, part)
     return read_tree(folder, manifest, {part: abstract}, (part,))[part]
 
 
@@ -75,3 +78,7 @@ def describe(manifest: dict[str, Any]) -> dict[str, Any]:
     """What a reader may want to say of the parameters it loaded: kind, step, score, and the info they came with."""
     own = {name: manifest[name] for name in ('kind', 'step', 'score')}
     return own | (manifest['info'] if manifest['kind'] != 'checkpoint' else {})
+
+
+def _part_of(manifest: dict[str, Any], part: str) -> str:
+    return part if manifest['kind'] == 'checkpoint' else PART

@@ -178,11 +178,12 @@ class Store:
 
         `step` is a number (a checkpoint, else a snapshot), 'best', 'latest', None (the best when there are scores, else
         the latest), or the path of a folder of `write_parameters`. `part` is the child of the state that is read, such
-        as an average of the parameters. A damaged best or latest is reported and the next in that order taken.
+        as a moving average; snapshots and exports hold `params` alone, and give that. A damaged best or latest is
+        reported and the next in that order taken.
         """
         self.wait()
         if isinstance(step, os.PathLike) or (isinstance(step, str) and step not in ('best', 'latest')):
-            return read_parameters(step, abstract_params)
+            return read_parameters(step, abstract_params, part=part)
         entry, params = self._first_good(
             lambda: self._choose(step),
             lambda entry: parameters.read_part(entry.folder, entry.manifest, part, abstract_params),
