@@ -36,7 +36,8 @@ def np(text: str, **parts) -> NounPhrase:
 
 def clause(subject, verb, obj=None, **parts) -> Clause:
     verb = VERBS[verb] if isinstance(verb, str) else verb
-    subject, obj = (np(part) if isinstance(part, str) else part for part in (subject, obj))
+    subject = np(subject) if isinstance(subject, str) else subject
+    obj = np(obj) if isinstance(obj, str) else obj
     for name in ('recipient', 'location'):
         if name in parts:
             parts[name] = np(parts[name])
