@@ -230,6 +230,20 @@ def test_the_source_decides_the_target(level: str):
     assert num_repeats > 150
 
 
+def test_english_always_shows_the_tense():
+    """ "The men hit the women" would be schlagen or schlugen."""
+    rng = Random(19)
+    alike = {verb.lemma for verb in LEXICONS['full'].verbs if verb.english == verb.english_past}
+    assert {'read', 'hit'} <= alike
+    seen = Counter()
+    for _ in range(4000):
+        for clause in GENERATORS['full', False].draw(rng).clauses():
+            if clause.verb.lemma in alike:
+                seen[clause.tense] += 1
+    assert seen['past'] == 0
+    assert seen['present'] > 10
+
+
 def test_a_split_that_cannot_be_filled_is_refused():
     with pytest.raises(ConfigError, match=r'config\.data\.grammar\.num_train is 100000000000; .* at most'):
         GrammarSource(GrammarConfig(num_train=10**11), seed=0)
