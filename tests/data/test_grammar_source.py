@@ -231,7 +231,7 @@ def test_the_source_decides_the_target(level: str):
 
 
 def test_english_always_shows_the_tense():
-    """ "The men hit the women" would be schlagen or schlugen."""
+    """With one form for both, "the men hit the women" would be schlagen or schlugen."""
     rng = Random(19)
     alike = {verb.lemma for verb in LEXICONS['full'].verbs if verb.english == verb.english_past}
     assert {'read', 'hit'} <= alike
