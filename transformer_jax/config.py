@@ -164,7 +164,7 @@ class ModelConfig:
     cross: AttentionOverlayConfig = _group(AttentionOverlayConfig)
     positions: str = 'sinusoidal'  # one of positions.SCHEMES
     sinusoid_layout: str = option('interleaved', choices=('interleaved', 'concatenated', 'tensor2tensor'))
-    activation: str = option('relu', choices=('relu', 'gelu', 'swiglu', 'swish'))
+    activation: str = option('relu', choices=('relu', 'gelu', 'gelu_tanh', 'swish', 'swiglu'))
     norm: str = option('layer_norm', choices=('layer_norm', 'rms_norm'))
     norm_order: str = option('post', choices=('post', 'pre'))
     norm_epsilon: float = option(1e-6, above=0.0)

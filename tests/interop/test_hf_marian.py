@@ -155,7 +155,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     'separate tables': {'share_encoder_decoder_embeddings': False, 'tie_word_embeddings': False},
     'separate source table': {'share_encoder_decoder_embeddings': False, 'scale_embedding': False},
     'one head, wide': {'d_model': 14, 'encoder_attention_heads': 1, 'decoder_attention_heads': 7, 'encoder_layers': 1},
-    'gelu': {'activation_function': 'gelu_new', 'encoder_attention_heads': 2},
+    'gelu': {'activation_function': 'gelu', 'encoder_attention_heads': 2},
+    'tanh form of gelu': {'activation_function': 'gelu_new', 'decoder_attention_heads': 2},
 }  # fmt: skip
 
 
@@ -204,7 +205,7 @@ def test_logits_equal_the_equations(tmp_path, changes):
         ({'normalize_before': True}, 'normalize_before is True; it must be False'),
         ({'normalize_embedding': True}, 'normalize_embedding is True'),
         ({'static_position_embeddings': False}, 'static_position_embeddings is False'),
-        ({'activation_function': 'gelu'}, "activation_function is 'gelu'; it must be one of 'relu', 'swish'"),
+        ({'activation_function': 'mish'}, "activation_function is 'mish'; it must be one of 'relu', 'swish'"),
         ({'decoder_ffn_dim': 19}, 'decoder_ffn_dim is 19; it must be 17'),
         ({'decoder_vocab_size': 59}, 'decoder_vocab_size is 59; it must be 53'),
         ({'encoder_attention_heads': 5}, 'encoder_attention_heads is 5; it must be a divisor of d_model, 12'),

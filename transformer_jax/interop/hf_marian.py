@@ -37,8 +37,15 @@ from transformer_jax.interop.marian_parameters import convert_parameters, read_t
 from transformer_jax.overlay import config_to_dict, fixed_differences, overlay, parse_overrides
 from transformer_jax.shapes import Params
 
-# Hugging Face's names of activations -> ours, whose GELU is the tanh form; their 'gelu' is the exact one.
-_ACTIVATIONS = {'relu': 'relu', 'swish': 'swish', 'silu': 'swish', 'gelu_new': 'gelu', 'gelu_pytorch_tanh': 'gelu'}
+# Hugging Face's names of activations -> ours.
+_ACTIVATIONS = {
+    'relu': 'relu',
+    'swish': 'swish',
+    'silu': 'swish',
+    'gelu': 'gelu',
+    'gelu_new': 'gelu_tanh',
+    'gelu_pytorch_tanh': 'gelu_tanh',
+}
 
 # Fields of old folders that switch what no MarianMTModel computes; each must have this value where it stands at all.
 _FIXED_FIELDS = {

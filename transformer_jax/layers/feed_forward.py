@@ -1,5 +1,7 @@
 """The position-wise feed-forward layer. Section 3.3."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -7,7 +9,13 @@ from flax import linen as nn
 from transformer_jax.layers.dropout import Dropout
 from transformer_jax.shapes import Array, Float
 
-ACTIVATIONS = {'relu': jax.nn.relu, 'gelu': jax.nn.gelu, 'swish': jax.nn.swish, 'swiglu': jax.nn.swish}
+ACTIVATIONS = {
+    'relu': jax.nn.relu,
+    'gelu': functools.partial(jax.nn.gelu, approximate=False),
+    'gelu_tanh': functools.partial(jax.nn.gelu, approximate=True),
+    'swish': jax.nn.swish,
+    'swiglu': jax.nn.swish,
+}
 
 
 class FeedForward(nn.Module):

@@ -56,7 +56,7 @@ def empty_cache(
 
 def open_slots(cache: KVCache, lengths: Int[Array, 'B'], num_new: int) -> tuple[KVCache, Int[Array, 'B P']]:
     """Takes the next `num_new` slots: row b's first `lengths[b]` of them hold tokens. Returns the rows' positions."""
-    offsets = jnp.arange(num_new)
+    offsets = jnp.arange(num_new)[None]
     positions = cache.next_position[:, None] + offsets
     holds = offsets < lengths[:, None]
     own = jnp.broadcast_to(jnp.arange(cache.num_hypotheses)[None, :, None], (*cache.ancestors.shape[:2], num_new))
@@ -75,7 +75,7 @@ def open_slots(cache: KVCache, lengths: Int[Array, 'B'], num_new: int) -> tuple[
 def visible_past(cache: KVCache, positions: Int[Array, 'B T']) -> Mask:
     """What the newest rows may see. T is the number of new rows: W hypotheses with one each, or W = 1 with several."""
     batch, width, slots = cache.ancestors.shape
-    hypothesis = jnp.arange(width)
+    hypothesis = jnp.arange(width)[None, None, None]
     allowed = (cache.ancestors[..., None] == hypothesis) & cache.written[:, None, :, None]  # B W L W'
     num_new = positions.shape[1]
     return Mask(
