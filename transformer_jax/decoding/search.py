@@ -7,7 +7,6 @@ the cache. The cost of a step follows the sentences still searched and the subwo
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +16,9 @@ from transformer_jax.decoding import hypotheses, sizes
 from transformer_jax.decoding.candidates import Specials
 from transformer_jax.decoding.hypotheses import Method, Search, StopRule, Traced
 from transformer_jax.decoding.length_penalty import LengthPenalty
+from transformer_jax.decoding.requests import Request
 from transformer_jax.models.interface import Model
 from transformer_jax.shapes import Array, Float, Int, Params, PRNGKey
-
-
-@dataclass(frozen=True)
-class Request:
-    """One sentence to search for. Lengths are those of the continuation, the forced prefix not counted."""
-
-    source: tuple[int, ...]  # with eos
-    prefix: tuple[int, ...]
-    limit: int  # most subwords, eos included; at least 1
-    min_length: int  # fewest subwords before eos
-    seed: int = 0  # what makes its random draws its own; below 2^32
 
 
 class Searcher:

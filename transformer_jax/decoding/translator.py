@@ -1,6 +1,5 @@
 """Text in, text out: the translations of a list of lines, in its order, one for each."""
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,8 +19,9 @@ from transformer_jax.decoding.candidates import Specials
 from transformer_jax.decoding.greedy import Greedy
 from transformer_jax.decoding.hypotheses import Method, StopRule, Traced
 from transformer_jax.decoding.length_penalty import LengthPenalty
+from transformer_jax.decoding.requests import Request, group_requests, seed_of
 from transformer_jax.decoding.sampling import Sampling
-from transformer_jax.decoding.search import Request, Searcher
+from transformer_jax.decoding.search import Searcher
 from transformer_jax.models.interface import Model
 from transformer_jax.models.likelihood import token_log_probabilities
 from transformer_jax.shapes import Params, PRNGKey
@@ -160,7 +160,7 @@ class Translator:
         results: list[list[Translation]] = [[] for _ in texts]
         searcher = self._searcher(n)
         rng = jax.random.key(0) if rng is None else rng
-        batches = self._batches(requests)
+        batches = group_requests(requests, self.config.batch_size)
 
         def search(batch: list[int]) -> list[list[Traced]]:
             rows = sizes.fit_rows(len(batch), self.config.batch_size)
@@ -244,7 +244,7 @@ class Translator:
             limit = max(min(longest, model.max_length) - len(prefix), 1)
             content = (source, tuple(prefix))
             requests[line] = Request(
-                *content, limit, max(config.min_length - len(prefix), 0), seed=_seed(content, seen[content])
+                *content, limit, max(config.min_length - len(prefix), 0), seed=seed_of(content, seen[content])
             )
             seen[content] += 1
         return requests
@@ -262,18 +262,6 @@ class Translator:
                 f'the {name} of line {line + 1} has {length:,} subwords with eos; the longest that the model can hold '
                 f'is config.model.max_length, {self.model.max_length:,}'
             )
-
-    def _batches(self, requests: dict[int, Request]) -> list[list[int]]:
-        """Lines of like length together, those with a prefix apart; the longest first."""
-
-        def shape(line: int) -> tuple:
-            return bool(requests[line].prefix), len(requests[line].source), len(requests[line].prefix)
-
-        size = self.config.batch_size
-        order = sorted(requests, key=shape, reverse=True)
-        forced = [line for line in order if requests[line].prefix]
-        free = order[len(forced) :]
-        return [group[start : start + size] for group in (forced, free) for start in range(0, len(group), size)]
 
     def _finish(self, request: Request, traced: list[Traced], line: int) -> list[Translation]:
         if not traced or any(np.isnan(one.log_probability) for one in traced):
@@ -298,12 +286,6 @@ class Translator:
 
 def _lines(count: int) -> str:
     return f'{count:,} source {"line was" if count == 1 else "lines were"}'
-
-
-def _seed(content: tuple[tuple[int, ...], tuple[int, ...]], repeat: int) -> int:
-    """What a line's random draws depend on: its subwords, and how often the same ones came before."""
-    digest = hashlib.blake2b(repr((content, repeat)).encode(), digest_size=4).digest()
-    return int.from_bytes(digest, 'little')
 
 
 def _pad_pairs(sources: list[list[int]], targets: list[list[int]], rows: int, pad_id: int) -> Batch:
