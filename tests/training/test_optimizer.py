@@ -152,3 +152,12 @@ def test_norm_scales_move_at_a_small_rate() -> None:
 def test_fields_that_make_no_sense_together_are_named(changes: dict, field: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=rf'config\.optimizer\.{field} is .*{hint}'):
         make_optimizer(OptimizerConfig(**changes), schedule)
+
+
+@pytest.mark.parametrize('name', ['adam', 'adamw'])
+def test_a_gradient_the_size_of_epsilon_moves_half_as_far(name: str) -> None:
+    config = OptimizerConfig(name=name, epsilon=1e-5, weight_decay=1e-30 if name == 'adamw' else None)
+    optimizer = make_optimizer(config, lambda count: 1.0)
+    params = {'kernel': jnp.ones((3,))}
+    updates, _ = optimizer.update({'kernel': jnp.full((3,), 1e-5)}, optimizer.init(params), params)
+    np.testing.assert_allclose(updates['kernel'], -0.5, rtol=1e-4)
