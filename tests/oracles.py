@@ -106,10 +106,12 @@ def rms_norm(params: Tree, x: np.ndarray, epsilon: float = 1e-6) -> np.ndarray:
 
 
 def activate(name: str, x: np.ndarray) -> np.ndarray:
-    """The activation of section 3.3 and its alternatives; gelu in its tanh form."""
+    """The activation of section 3.3 and its alternatives."""
     if name == 'relu':
         return np.maximum(0.0, x)
     if name == 'gelu':
+        return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    if name == 'gelu_tanh':
         return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     return x / (1 + np.exp(-x))  # swish, and the gate of swiglu
 

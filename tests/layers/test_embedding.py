@@ -21,7 +21,7 @@ def make_table() -> np.ndarray:
 @pytest.mark.parametrize('scaled', [True, False])
 def test_a_lookup_is_a_row_of_the_table_times_the_root_of_the_width(scaled: bool) -> None:
     module = Embedding(dataclasses.replace(CONFIG, scale_embedding=scaled), 11, jnp.dtype('float32'))
-    output = module.apply({'params': {'table': make_table()}}, IDS)
+    output = module.apply({'params': {'table': jnp.asarray(make_table())}}, IDS)
     np.testing.assert_allclose(output, make_table()[np.asarray(IDS)] * (6**0.5 if scaled else 1), rtol=1e-6)
 
 
