@@ -1,44 +1,139 @@
-"""Beam search against a list of all outputs."""
+"""Beam search against a list of all outputs, and what holds of every beam."""
 
 import jax
 import numpy as np
 import pytest
-from tests.decoding.toy_models import EOS, TableModel, WordVocabulary, divisor, list_outputs
 
-from transformer_jax.config import DecodingConfig
-from transformer_jax.decoding.translator import Translator
+from tests.decoding.toy_models import (
+    BOS,
+    EOS,
+    PAD,
+    TableModel,
+    divisor,
+    list_outputs,
+    make_translator,
+    random_sources,
+    sentence_of,
+)
 
-LONGEST = 5
-SOURCES = [f'w4 w{k}' for k in range(2, 6)] + ['w5', 'w2 w2 w2', 'w3 w5 w4', 'w5 w5', 'w4 w4 w4 w4', 'w2']
-
-
-def make_translator(model: TableModel, params, *, longest: int | None = None, **changes) -> Translator:
-    """A translator without report whose outputs have at most `longest` subwords, set through the model's own limit."""
-    if longest is not None:
-        model = TableModel(model.vocab_size, longest, num_sentences=model.num_sentences, start_id=model.start_id)
-    config = DecodingConfig(**{'max_extra_length': 50, **changes})
-    return Translator(model, params, WordVocabulary(model.vocab_size), config, report=lambda line: None)
-
-
-def sentence_of(model: TableModel, source: str) -> int:
-    ids = [int(word[1:]) for word in source.split()] + [EOS]
-    return sum(i * k for i, k in enumerate(ids, 1)) % model.num_sentences
+LONGEST = 5  # subwords with eos
 
 
-@pytest.mark.parametrize('alpha', [-1.0, 0.0, 0.6, 1.0, 2.0])
-@pytest.mark.parametrize('kind', ['gnmt', 'power'])
-def test_a_beam_as_wide_as_the_space_is_exhaustive_search(alpha, kind):
-    model = TableModel(vocab_size=5, num_sentences=47)
-    sources = [f'w4 w{k % 5} w{k // 5 % 5} w{k // 25}' for k in range(125)]
-    seen = set()
+@pytest.mark.parametrize(
+    ('kind', 'alpha'), [('gnmt', -1.0), ('gnmt', 0.0), ('gnmt', 0.6), ('gnmt', 1.0), ('power', 2.0), ('power', -1.0)]
+)
+def test_a_beam_as_wide_as_the_space_is_exhaustive_search(kind, alpha):
+    model = TableModel(vocab_size=5, num_sentences=50)
     params = model.init(jax.random.key(3))
-    translator = make_translator(model, params, longest=LONGEST, beam_size=48, alpha=alpha, length_penalty=kind)
-    for source, best in zip(sources, translator.translate_n_best(sources, 1), strict=True):
-        seen.add(sentence := sentence_of(model, source))
-        outputs = [o for o in list_outputs(model, params, sentence, LONGEST) if o[3]]
-        expected = max(outputs, key=lambda output: output[1] / divisor(kind, alpha, output[2]))
-        assert best[0].ids == expected[0]
-        assert best[0].finished
-        assert best[0].log_probability == pytest.approx(expected[1], abs=1e-5)
-        assert best[0].score == pytest.approx(expected[1] / divisor(kind, alpha, expected[2]), abs=1e-5)
-    assert len(seen) > 30
+    sources = random_sources(100, 1, longest=4, vocab_size=5)  # what is in the source shall not matter, its table does
+    by_sentence = {sentence_of(model, source): source for source in sources}
+    assert len(by_sentence) >= 25
+    # Half of the tables make long outputs likely, so that the best output is not always the first to end.
+    params['table'] = params['table'].at[::2, :, :, :, EOS].add(-2.0)
+    translator = make_translator(
+        # as many as there are candidates at the last step
+        model,
+        params,
+        longest=LONGEST,
+        beam_size=3 * 2**4,
+        alpha=alpha,
+        length_penalty=kind,
+        max_extra_length=50,
+    )
+    lengths = set()
+    found = translator.translate_n_best(list(by_sentence.values()), 3)
+    for sentence, best in zip(by_sentence, found, strict=True):
+        ended = [output for output in list_outputs(model, params, sentence, LONGEST) if output[3]]
+        expected = sorted(ended, key=lambda output: -output[1] / divisor(kind, alpha, output[2]))[:3]
+        assert [one.ids for one in best] == [tokens for tokens, *_ in expected]
+        assert all(one.finished for one in best)
+        for one, (_, log_probability, length, _) in zip(best, expected, strict=True):
+            assert one.length == length
+            assert one.log_probability == pytest.approx(log_probability, abs=1e-5)
+            assert one.score == pytest.approx(log_probability / divisor(kind, alpha, length), abs=1e-5)
+        lengths.add(best[0].length)
+    assert len(lengths) > 1
+
+
+def test_a_longer_output_wins_when_the_penalty_says_so_and_search_does_not_stop_before_it():
+    model = TableModel(vocab_size=6, num_positions=64, num_sentences=1)
+    table = np.full((1, 64, 6, 6, 6), -30.0, np.float32)
+    table[0, 0, :, BOS, EOS] = np.log(0.6)  # the empty output, -0.5
+    table[0, 0, :, BOS, 4] = np.log(0.4)  # or 20 times w4 after it, then eos: -0.9 in all
+    table[0, 1:20, :, 4, 4] = 0.0
+    table[0, 20:, :, 4, EOS] = 0.0
+    params = {'table': jax.numpy.asarray(table)}
+    for alpha, length in ((0.0, 1), (0.6, 21), (2.0, 21), (-1.0, 1)):
+        for beam_size in (2, 4):
+            translator = make_translator(model, params, alpha=alpha, beam_size=beam_size, max_extra_length=40)
+            assert [one[0].length for one in translator.translate_n_best(['w5 w5'], 1)] == [length], alpha
+
+
+@pytest.mark.parametrize('settings', [{}, {'alpha': -0.7}, {'min_length': 4}, {'stop': 'heuristic'}])
+def test_a_beam_of_one_is_greedy_decoding(settings):
+    model = TableModel(vocab_size=11, num_sentences=31)
+    params = model.init(jax.random.key(5))
+    sources = random_sources(40, 2, vocab_size=11)
+    greedy = make_translator(model, params, method='greedy', **settings).translate_n_best(sources, 1)
+    beam = make_translator(model, params, method='beam', beam_size=1, **settings).translate_n_best(sources, 1)
+    assert greedy == beam
+
+
+def test_the_best_translation_is_the_same_however_many_are_asked_for():
+    model = TableModel(vocab_size=11, num_sentences=31)
+    params = model.init(jax.random.key(6))
+    sources = random_sources(40, 3, vocab_size=11)
+    translator = make_translator(model, params, beam_size=5)
+    all_five = translator.translate_n_best(sources, 5)
+    assert [best[:1] for best in all_five] == translator.translate_n_best(sources, 1)
+    for best in all_five:
+        assert len(best) == len({one.ids for one in best}) == 5
+        assert [one.score for one in best if one.finished] == sorted(
+            (one.score for one in best if one.finished), reverse=True
+        )
+
+
+@pytest.mark.parametrize('settings', [{}, {'length_penalty': 'power', 'alpha': 1.3}, {'stop': 'heuristic'}])
+def test_every_score_is_the_rescored_log_probability_over_the_documented_penalty(settings):
+    model = TableModel(vocab_size=11, num_sentences=31)
+    params = model.init(jax.random.key(7))
+    sources = random_sources(20, 4, vocab_size=11)
+    translator = make_translator(model, params, beam_size=4, max_extra_length=50, **settings)
+    kind, alpha = settings.get('length_penalty', 'gnmt'), settings.get('alpha', 0.6)
+    for source, best in zip(sources, translator.translate_n_best(sources, 4), strict=True):
+        rescored = translator.score([source] * 4, [' '.join(f'w{token}' for token in one.ids) for one in best])
+        for one, again in zip(best, rescored, strict=True):
+            assert one.length == len(one.ids) + 1  # finished
+            assert one.score == pytest.approx(one.log_probability / divisor(kind, alpha, one.length), abs=1e-6)
+            assert again.log_probability == pytest.approx(one.log_probability, abs=1e-4)
+            assert again.score == pytest.approx(one.score, abs=1e-4)
+
+
+def test_a_model_that_never_ends_gives_different_unfinished_outputs():
+    model = TableModel(vocab_size=11, num_sentences=5)
+    params = model.init(jax.random.key(8))
+    params['table'] = params['table'].at[..., EOS].set(-1e9)
+    translator = make_translator(model, params, beam_size=4, max_extra_length=3)
+    for source, best in zip(sources := ['w4', 'w5 w5 w6'], translator.translate_n_best(sources, 4), strict=True):
+        assert len({one.ids for one in best}) == 4
+        assert not any(one.finished for one in best)
+        assert {len(one.ids) for one in best} == {one.length for one in best} == {len(source.split()) + 1 + 3}
+        assert all(one.text for one in best)
+    assert translator.counts.unfinished == 2
+
+
+def test_a_beam_wider_than_the_vocabulary_works():
+    model = TableModel(vocab_size=6, num_sentences=5)
+    params = model.init(jax.random.key(9))
+    best = make_translator(model, params, beam_size=10).translate_n_best(['w4 w5', 'w2'], 10)
+    for one in best:
+        assert len({translation.ids for translation in one}) == 10
+        assert all({PAD, EOS, BOS}.isdisjoint(translation.ids) for translation in one)
+
+
+def test_equal_candidates_are_taken_by_lower_id():
+    model = TableModel(vocab_size=9, num_sentences=1)
+    params = {'table': jax.numpy.zeros((1, 7, 9, 9, 9))}
+    translator = make_translator(model, params, beam_size=3, min_length=2, alpha=0.0)
+    best = translator.translate_n_best(['w4'], 3)[0]
+    assert [one.ids for one in best] == [(2, 2), (2, 2, 2), (2, 2, 2, 2)]

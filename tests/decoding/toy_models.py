@@ -4,6 +4,7 @@ The next subword's logits are looked up by sentence, position and the last two s
 sentences, positions or the pasts of its hypotheses gets other numbers.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,8 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer_jax.config import DecodingConfig
 from transformer_jax.data.batch import Batch
 from transformer_jax.data.vocabulary import Vocabulary
+from transformer_jax.decoding.translator import Translator
 
 PAD, EOS, UNK, BOS = 0, 1, 2, 3
 
@@ -76,7 +79,9 @@ class TableModel:
         )
 
     def broadcast(self, cache, num_hypotheses):
-        spread = lambda leaf: jnp.repeat(leaf, num_hypotheses, axis=1)
+        def spread(leaf):
+            return jnp.repeat(leaf, num_hypotheses, axis=1)
+
         return cache._replace(tokens=spread(cache.tokens), last_two=spread(cache.last_two))
 
     def decode_step(self, params, tokens, cache):
@@ -93,7 +98,9 @@ class TableModel:
         )  # fmt: skip
 
     def reorder(self, cache, parents):
-        move = lambda leaf: jnp.take_along_axis(leaf, parents[..., None], axis=1)
+        def move(leaf):
+            return jnp.take_along_axis(leaf, parents[..., None], axis=1)
+
         return cache._replace(tokens=move(cache.tokens), last_two=move(cache.last_two))
 
     def select(self, cache, sentences):
@@ -168,6 +175,38 @@ def list_outputs(
 
     extend((), 0.0)
     return found
+
+
+def make_translator(model: TableModel, params: Any, *, longest: int | None = None, **settings: Any) -> Translator:
+    """A translator that reports nothing; `longest` replaces the model's limit on length.
+
+    Small batches and short outputs unless `settings` say otherwise, so that few programs are compiled.
+    """
+    if longest is not None:
+        model = dataclasses.replace(model, max_length=longest)
+    vocabulary = WordVocabulary(model.vocab_size)
+    return Translator(
+        model,
+        params,
+        vocabulary,
+        DecodingConfig(**{'batch_size': 8, 'max_extra_length': 8} | settings),
+        report=lambda line: None,
+    )
+
+
+def sentence_of(model: TableModel, source: str) -> int:
+    """The table that a source picks."""
+    ids = [int(word[1:]) for word in source.split()] + [EOS]
+    return sum(token * place for place, token in enumerate(ids, 1)) % model.num_sentences
+
+
+def random_sources(count: int, seed: int, *, longest: int = 9, vocab_size: int = 6) -> list[str]:
+    """Distinct random sources of 1 to `longest` words."""
+    rng = np.random.default_rng(seed)
+    sources: dict[str, None] = {}
+    while len(sources) < count:
+        sources[' '.join(f'w{word}' for word in rng.integers(2, vocab_size, rng.integers(1, longest + 1)))] = None
+    return list(sources)
 
 
 def divisor(kind: str, alpha: float, length: int) -> float:
