@@ -1,10 +1,12 @@
 """The verb `train`: puts the parts of a run together and hands them to the training loop."""
 
 import os
+from typing import Any
 
 import jax
 
 from transformer_jax import models
+from transformer_jax.attention.api import resolve
 from transformer_jax.checkpoints.run_folder import RunFolder, versions
 from transformer_jax.checkpoints.store import Store
 from transformer_jax.commands.opening import make_evaluator, say
@@ -22,10 +24,10 @@ def train_run(config: Config, run_dir: str | os.PathLike[str]) -> int | None:
     models.validate(config)
     if config.execution.compilation_cache is not None:
         jax.config.update('jax_compilation_cache_dir', config.execution.compilation_cache)
-    with RunFolder.start(run_dir, config_to_dict(config), fixed_differences) as folder:
+    primary = jax.process_index() == 0
+    with RunFolder.start(run_dir, config_to_dict(config), fixed_differences, primary=primary) as folder:
         corpus = open_corpus(config, folder.vocabulary, folder.data, report=say)
         folder.check_vocabulary(corpus.vocabulary.fingerprint)
-        folder.update_record(versions=versions(), devices=[str(device) for device in jax.devices()])
         mesh = make_mesh(config.execution.mesh)
         vocabulary = corpus.vocabulary
         model = models.build(
@@ -38,8 +40,11 @@ def train_run(config: Config, run_dir: str | os.PathLike[str]) -> int | None:
             seed=config.seed,
             rows_multiple=num_data_shards(mesh),
             group=config.train.accumulation,
+            host_index=jax.process_index(),
+            num_hosts=jax.process_count(),
             report=say,
         )
+        folder.update_record(**_describe_run(config, batches))
         evaluate = None
         if corpus.has('validation'):
             evaluation = config.evaluation
@@ -54,5 +59,30 @@ def train_run(config: Config, run_dir: str | os.PathLike[str]) -> int | None:
                 config.logging,
                 total_steps=config.train.steps,
                 start_step=start_step,
+                primary=primary,
             ) as reporter:
+                reporter.say(_describe_batches(batches))
                 return train(config, model, batches, store, reporter, mesh, evaluate=evaluate)
+
+
+def _describe_run(config: Config, batches: TrainingBatches) -> dict[str, Any]:
+    """What a reader of the run's results needs to know besides its config."""
+    use = config.model.attention
+    return {
+        'versions': versions(),
+        'devices': [str(device) for device in jax.devices()],
+        'attention': {'kind': use.kind, 'impl': resolve(use)},
+        'normalization': config.vocabulary.normalization,
+        'buckets': [bucket._asdict() for bucket in batches.buckets],
+        'batches_in_epoch': batches.batches_in_epoch(),
+        'padding': batches.padding,
+        'dropped_pairs': batches.dropped,
+    }
+
+
+def _describe_batches(batches: TrainingBatches) -> str:
+    shapes = ', '.join(f'{b.rows} x ({b.source_length} + {b.target_length})' for b in batches.buckets)
+    return (
+        f'batches of rows x (source + target subwords): {shapes}; {batches.batches_in_epoch():,} an epoch, '
+        f'{batches.padding:.1%} padding'
+    )

@@ -26,7 +26,7 @@ class Embedding(nn.Module):
         config = self.config
         rows = padded_rows(self.vocab_size, config.vocab_pad_multiple)
         normal = nn.with_logical_partitioning(nn.initializers.normal(config.d_model**-0.5), ('vocab', 'embed'))
-        self.table = self.param('table', normal, (rows, config.d_model), jnp.float32)
+        self.table: Array = self.param('table', normal, (rows, config.d_model), jnp.float32)
 
     def __call__(self, ids: Int[Array, 'B T']) -> Float[Array, 'B T D']:
         """Looks the ids up."""

@@ -134,7 +134,7 @@ class EncoderDecoder:
     def hidden(self, params: Params, batch: Batch, *, dropout_rng: PRNGKey | None = None) -> Float[Array, 'B T D']:
         decoder_inputs = shift_right(batch.targets, batch.target_positions, self.start_id)
         rngs = None if dropout_rng is None else {'dropout': dropout_rng}
-        return self.module.apply({'params': params}, batch, decoder_inputs, rngs=rngs)
+        return self._apply(params, batch, decoder_inputs, rngs=rngs)
 
     def output_table(self, params: Params) -> tuple[Float[Array, 'V D'], Float[Array, 'V'] | None]:
         """The matrix (and bias) of the vocabulary projection, padded rows included."""
@@ -151,7 +151,7 @@ class EncoderDecoder:
     def encode(
         self, params: Params, inputs: Int[Array, 'B S'], segment_ids: Int[Array, 'B S'], positions: Int[Array, 'B S']
     ) -> Memory:
-        states = self.module.apply({'params': params}, inputs, segment_ids, positions, method='encode')
+        states = self._apply(params, inputs, segment_ids, positions, method='encode')
         return Memory(states, segment_ids)
 
     def init_decode(self, params: Params, memory: Memory, max_length: int) -> DecodeCache:
@@ -187,7 +187,7 @@ class EncoderDecoder:
         past_mask = kv_cache.visible_past(past, positions)
         ones = jnp.ones_like(tokens)
         memory_mask = Mask(ones, cache.source_segment_ids, positions, jnp.zeros_like(cache.source_segment_ids))
-        x = self.module.apply({'params': params}, tokens, positions, method='embed_target')
+        x = self._apply(params, tokens, positions, method='embed_target')
         keys, values = [], []
         for index in self._layers():
 
@@ -217,6 +217,9 @@ class EncoderDecoder:
     def grow(self, cache: DecodeCache, max_length: int) -> DecodeCache:
         return dataclasses.replace(cache, past=kv_cache.grow(cache.past, max_length))
 
+    def _apply(self, params: Params, *args: Any, **options: Any) -> Any:
+        return self.module.apply({'params': params}, *args, **options)
+
     def _layers(self) -> range:
         return range(self.config.num_decoder_layers)
 
@@ -227,5 +230,5 @@ class EncoderDecoder:
         return layer.apply({'params': own}, *args, method=method)
 
     def _final_norm(self, params: Params, x: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
-        norm = make_norm(self.config, jnp.dtype(self.config.compute_dtype))
+        norm: Any = make_norm(self.config, jnp.dtype(self.config.compute_dtype))
         return norm.apply({'params': params['decoder']['final_norm']}, x)

@@ -104,7 +104,7 @@ class Stack(nn.Module):
             body,
             variable_axes={'params': 0},
             split_rngs={'params': True, 'dropout': True},
-            in_axes=(nn.broadcast,) * len(context),
+            in_axes=(nn.broadcast,) * len(context),  # pyright: ignore[reportArgumentType]
             length=self.num_layers,
             unroll=min(self.execution.unroll or self.num_layers, self.num_layers),
             metadata_params={nn.PARTITION_NAME: 'layers'},

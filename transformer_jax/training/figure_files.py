@@ -109,7 +109,7 @@ class TensorBoard:
 
     def __init__(self, folder: epath.Path, start_step: int, clock: Callable[[], float]) -> None:
         from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 
         folder.mkdir(parents=True, exist_ok=True)
         self._clock, self._next_flush = clock, clock()
@@ -119,7 +119,7 @@ class TensorBoard:
             self._events.write_event(Event(step=start_step + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, record: Mapping[str, Any]) -> None:
-        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboardX.summary import scalar
 
         if record['event'] not in _CHARTED:

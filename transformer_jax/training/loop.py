@@ -1,7 +1,7 @@
 """The training loop: restore, step, report, evaluate, save, stop. The order of these is the order of the code."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
@@ -269,7 +269,7 @@ def _restore_or_start(
     return state, Progress(**{name: value for name, value in extra.items() if name in names})
 
 
-def _micro_batches(batches: Iterator[HostBatch], accumulation: int) -> Iterator[list[HostBatch]]:
+def _micro_batches(batches: Iterator[HostBatch], accumulation: int) -> Generator[list[HostBatch], None, None]:
     """The batches of one update at a time."""
     try:
         while True:
@@ -290,5 +290,5 @@ def _is_better(score: float, best: float | None, name: str) -> bool:
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:
     """The figures of an evaluation, flat: numbers as they are, and each score by its name."""
-    flat = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+    flat: dict[str, float] = {name: value for name, value in values.items() if isinstance(value, (int, float))}
     return flat | {score['name']: score['value'] for score in values.get('scores', ())}

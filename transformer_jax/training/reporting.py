@@ -26,7 +26,7 @@ class Stopwatch:
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._start = self._last = clock()
-        self._seconds = dict.fromkeys((*ACTIVITIES, 'other'), 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys((*ACTIVITIES, 'other'), 0.0)
         self._stack = ['other']
 
     @contextlib.contextmanager

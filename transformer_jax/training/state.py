@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +56,8 @@ def state_shardings(
         optimizer, beside, abstract.optimizer, abstract.params, params, transform_non_params=lambda _: whole
     )
     average = None if abstract.average is None else params
-    return TrainState(whole, params, optimizer_state, average, whole, whole)
+    where: Any = whole  # a tree of shardings has the shape of a state, not its types
+    return TrainState(where, params, optimizer_state, average, where, where)
 
 
 def advance_average(average: Params, params: Params, step: Int[Array, ''], decay: float) -> Params:

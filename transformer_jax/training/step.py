@@ -38,7 +38,7 @@ def make_train_step(
         (loss, nll), gradients, counts = _accumulate(model, state.params, micro_batches, config, rng, mesh)
         tokens = jnp.maximum(counts['target_tokens'], 1)
         gradients = jax.tree.map(lambda g: g / tokens, gradients)
-        norm = optax.global_norm(gradients)
+        norm = optax.tree.norm(gradients)
         good = jnp.isfinite(loss) & jnp.isfinite(norm) & (counts['target_tokens'] > 0)
         updated = _apply(state, optimizer, gradients, config.ema_decay)
         metrics = step_metrics(
