@@ -1,5 +1,7 @@
 """Token embeddings, shared with the output projection where the config says so. Section 3.4."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import linen as nn
 
@@ -25,8 +27,8 @@ class Embedding(nn.Module):
     def setup(self) -> None:
         config = self.config
         rows = padded_rows(self.vocab_size, config.vocab_pad_multiple)
-        normal = nn.with_logical_partitioning(nn.initializers.normal(config.d_model**-0.5), ('vocab', 'embed'))
-        self.table: Array = self.param('table', normal, (rows, config.d_model), jnp.float32)
+        normal: Any = nn.with_logical_partitioning(nn.initializers.normal(config.d_model**-0.5), ('vocab', 'embed'))
+        self.table = self.param('table', normal, (rows, config.d_model), jnp.float32)
 
     def __call__(self, ids: Int[Array, 'B T']) -> Float[Array, 'B T D']:
         """Looks the ids up."""

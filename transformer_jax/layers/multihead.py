@@ -1,6 +1,7 @@
 """Multi-head attention. Section 3.2.2."""
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -73,15 +74,14 @@ class _Projection(nn.Module):
         glorot = nn.initializers.variance_scaling(
             1.0, 'fan_avg', 'uniform', in_axis=tuple(range(num_in)), out_axis=tuple(range(num_in, len(shape)))
         )
-        kernel: Array = self.param(
-            'kernel', nn.with_logical_partitioning(glorot, self.logical_axes), shape, jnp.float32
-        )
+        partitioned: Any = nn.with_logical_partitioning  # whose stub says that `param` returns the box
+        kernel = self.param('kernel', partitioned(glorot, self.logical_axes), shape, jnp.float32)
         lead = inputs.shape[: inputs.ndim - num_in]
         width_in = kernel.size // math.prod(self.axes_out)
         outputs = inputs.reshape(*lead, width_in).astype(self.dtype) @ kernel.reshape(width_in, -1).astype(self.dtype)
         outputs = outputs.reshape(*lead, *self.axes_out)
         if self.use_bias:
-            zeros = nn.with_logical_partitioning(nn.initializers.zeros_init(), self.logical_axes[num_in:])
-            bias: Array = self.param('bias', zeros, self.axes_out, jnp.float32)
+            zeros = partitioned(nn.initializers.zeros_init(), self.logical_axes[num_in:])
+            bias = self.param('bias', zeros, self.axes_out, jnp.float32)
             outputs += jnp.expand_dims(bias.astype(self.dtype), tuple(range(len(lead))))
         return outputs
