@@ -5,7 +5,7 @@
 FOLDER holds Multi30k task 1 (train.en.gz, train.de.gz); DIR takes what is prepared. The peer needs torch, transformers
 and numpy (extra `interop`) in PYTHON's environment, which may be another one. Shape: 3+3 layers, d_model 256, 4 heads,
 d_ff 1024, joint BPE of 8,000; about 4,096 real target tokens an update; dropout 0.1; Adam; float32; 2 threads.
-Three systems: ours on its own buckets, ours on the peer's batches, and the peer.
+Four systems: ours on its own buckets, on its own packed rows and on the peer's batches, and the peer.
 """
 
 import argparse
@@ -19,39 +19,31 @@ sys.path.insert(0, str(Path(__file__).parent))
 import turns
 
 PEER_LENGTHS = (12, 16, 20, 24, 32, 56)
-TARGET_TOKENS = 4096
+TARGET_TOKENS = 4096  # real ones in a batch of the peer, about
+OUR_BATCH_TOKENS = {'buckets': 4700, 'packing': 4352}  # slots, so that about as many of them are real
 
 
 def prepare(folder: Path, work: Path, steps: int) -> None:
-    """Writes the batches of both batchings as arrays: `steps` random batches of an epoch of each."""
+    """Writes `steps` random batches of an epoch of each batching: our buckets, our packed rows, the peer's."""
+    from etils import epath
+
     from transformer_jax.config import Config
     from transformer_jax.data.corpus import open_corpus
-    from transformer_jax.data.pipeline import TrainingBatches
+    from transformer_jax.data.pipeline import TrainingBatches, batch_from_ids
     from transformer_jax.overlay import overlay
     from transformer_jax.recipes import apply
 
-    files = {
-        f'data.text_files.train_{side}': f'{folder}/train.{code}.gz'
-        for side, code in (('source', 'en'), ('target', 'de'))
-    }
-    changes = files | {
-        'data.source': 'text_files',
-        'vocabulary.size': 8000,
-        'data.batch_tokens': 4700,
-        'data.max_length': 64,
-    }
+    sides = (('source', 'en'), ('target', 'de'))
+    changes = {f'data.text_files.train_{side}': f'{folder}/train.{code}.gz' for side, code in sides}
+    changes |= {'data.source': 'text_files', 'vocabulary.size': 8000, 'data.max_length': 64}
     config = overlay(apply(Config(), size='mini'), changes)
-    from etils import epath
-
     corpus = open_corpus(config, epath.Path(work / 'vocabulary'), epath.Path(work / 'data'))
-    prepared = corpus.prepared('train')
-    batches = TrainingBatches(prepared, config.data, vocabulary=corpus.vocabulary, seed=0)
-    print(f'our batching: {batches.padding:.1%} padding, {batches.batches_in_epoch()} batches an epoch')
-    own = [batches.batch(index).batch for index in range(steps)]
-    np.savez(
-        work / 'own.npz',
-        **{f'{side}{i}': getattr(b, f'{side}s') for i, b in enumerate(own) for side in ('input', 'target')},
-    )
+    prepared, vocabulary = corpus.prepared('train'), corpus.vocabulary
+    for name, batch_tokens in OUR_BATCH_TOKENS.items():
+        data = overlay(config, {'data.batching': name, 'data.batch_tokens': batch_tokens}).data
+        batches = TrainingBatches(prepared, data, vocabulary=vocabulary, seed=0)
+        print(f'{name}: {batches.padding:.1%} padding, {batches.batches_in_epoch()} batches an epoch')
+        save(work / f'{name}.npz', [batches.batch(index).batch for index in range(steps)])
 
     rng = np.random.default_rng(0)
     longest = np.maximum(prepared.source_lengths, prepared.target_lengths)
@@ -59,26 +51,32 @@ def prepare(folder: Path, work: Path, steps: int) -> None:
     for low, high in zip((0, *PEER_LENGTHS), PEER_LENGTHS, strict=False):
         pairs = rng.permutation(np.flatnonzero((longest > low) & (longest <= high)))
         rows = max(8, round(TARGET_TOKENS / prepared.target_lengths[pairs].mean() / 8) * 8)
+        shape = {'rows': rows, 'source_length': high, 'target_length': high}
         for start in range(0, len(pairs) - rows + 1, rows):
-            arrays = np.zeros((2, rows, high), np.int32)
-            for row, pair in enumerate(pairs[start : start + rows]):
-                for side, ids in zip(arrays, (prepared.source_ids(pair), prepared.target_ids(pair)), strict=True):
-                    side[row, : len(ids) + 1] = [*ids, corpus.vocabulary.eos_id]
-            theirs.append(arrays)
-    rng.shuffle(theirs)
+            ids = [
+                [side(pair) for pair in pairs[start : start + rows]]
+                for side in (prepared.source_ids, prepared.target_ids)
+            ]
+            theirs.append(batch_from_ids(*ids, vocabulary=vocabulary, **shape))
+    order = rng.permutation(len(theirs))[:steps]
+    save(work / 'peer.npz', [theirs[index] for index in order])
+
+
+def save(path: Path, batches: list) -> None:
+    """All arrays of each batch."""
     np.savez(
-        work / 'theirs.npz',
-        **{f'{side}{i}': b[k] for i, b in enumerate(theirs[:steps]) for k, side in enumerate(('input', 'target'))},
+        path, **{f'{field}{i}': array for i, batch in enumerate(batches) for field, array in batch._asdict().items()}
     )
 
 
-def load(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The `(inputs, targets)` of each batch."""
+def load(path: Path) -> list[dict[str, np.ndarray]]:
+    """The arrays of each batch, by name."""
+    fields = ('inputs', 'targets', 'input_segment_ids', 'target_segment_ids', 'input_positions', 'target_positions')
     with np.load(path) as arrays:
-        return [(arrays[f'input{i}'], arrays[f'target{i}']) for i in range(len(arrays.files) // 2)]
+        return [{field: arrays[f'{field}{i}'] for field in fields} for i in range(len(arrays.files) // len(fields))]
 
 
-def work_ours(batches: list[tuple[np.ndarray, np.ndarray]]) -> None:
+def work_ours(batches: list[dict[str, np.ndarray]]) -> None:
     """Our jitted, donated step, as the training loop runs it."""
     import jax
 
@@ -98,11 +96,7 @@ def work_ours(batches: list[tuple[np.ndarray, np.ndarray]]) -> None:
     step = jax.jit(make_train_step(model, optimizer, schedule, config.train, seed=0), donate_argnums=0)
     state = jax.jit(lambda: make_state(model.init(jax.random.key(0)), optimizer, with_average=False))()
 
-    def as_batch(inputs: np.ndarray, targets: np.ndarray) -> Batch:
-        places = [np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape) for ids in (inputs, targets)]
-        return Batch(inputs, targets, np.int32(inputs > 0), np.int32(targets > 0), *places)
-
-    ready = [as_batch(*batch) for batch in batches]
+    ready = [Batch(**batch) for batch in batches]
 
     def turn() -> dict:
         nonlocal state
@@ -114,7 +108,7 @@ def work_ours(batches: list[tuple[np.ndarray, np.ndarray]]) -> None:
     turns.work_in_turns(turn)
 
 
-def work_peer(batches: list[tuple[np.ndarray, np.ndarray]]) -> None:
+def work_peer(batches: list[dict[str, np.ndarray]]) -> None:
     """MarianMTModel with PyTorch's fused Adam."""
     import torch
     from transformers import MarianConfig, MarianMTModel
@@ -139,7 +133,7 @@ def work_peer(batches: list[tuple[np.ndarray, np.ndarray]]) -> None:
 
     def turn() -> dict:
         for batch in batches:
-            inputs, targets = (torch.from_numpy(array).long() for array in batch)
+            inputs, targets = (torch.from_numpy(batch[side]).long() for side in ('inputs', 'targets'))
             shifted = torch.cat([torch.zeros_like(targets[:, :1]), targets[:, :-1]], 1)
             logits = model(
                 input_ids=inputs, attention_mask=inputs != 0, decoder_input_ids=shifted, use_cache=False
@@ -156,8 +150,8 @@ def work_peer(batches: list[tuple[np.ndarray, np.ndarray]]) -> None:
     turns.work_in_turns(turn)
 
 
-def _count(batches: list[tuple[np.ndarray, np.ndarray]]) -> int:
-    return int(sum((targets > 0).sum() for _, targets in batches))
+def _count(batches: list[dict[str, np.ndarray]]) -> int:
+    return int(sum((batch['target_segment_ids'] > 0).sum() for batch in batches))
 
 
 def main() -> None:
@@ -180,17 +174,16 @@ def main() -> None:
         command = [python, __file__, str(options.work / batches), '--work', str(options.work), '--worker', kind]
         return turns.Worker(name, command)
 
-    ours = start('ours, own batches', sys.executable, 'ours', 'own.npz')
-    same = start("ours, the peer's batches", sys.executable, 'ours', 'theirs.npz')
-    peer = start('MarianMTModel', options.peer_python, 'peer', 'theirs.npz')
-    workers = (ours, same, peer)
+    ours = [start(f'ours, {name}', sys.executable, 'ours', f'{name}.npz') for name in (*OUR_BATCH_TOKENS, 'peer')]
+    peer = start('MarianMTModel', options.peer_python, 'peer', 'peer.npz')
+    workers = [*ours, peer]
     turns.in_turns(workers, options.rounds)
     for worker in workers:
         for result in worker.results:
             result['tokens_per_second'] = result['tokens'] / result['seconds']
         memory = max(result['peak_memory_mib'] for result in worker.results)
         print(f'{worker.name}: {worker.median("tokens_per_second"):,.0f} real target tokens/s, peak {memory:,.0f} MiB')
-    for worker in (ours, same):
+    for worker in ours:
         low, middle, high = turns.ratio(worker, peer, 'tokens_per_second')
         print(f'{worker.name} / MarianMTModel: {middle:.2f} (min {low:.2f}, max {high:.2f})')
     for worker in workers:

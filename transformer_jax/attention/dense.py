@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_jax.attention.mask import Mask
-from transformer_jax.shapes import Array, Float, PRNGKey
+from transformer_jax.shapes import Array, Float, Int, PRNGKey
 
 
 def dense_attention(
@@ -22,9 +22,9 @@ def dense_attention(
     The softmax is taken in float32 whatever the inputs. A query that may see nothing gets zeros, with finite gradients.
     """
     may_see = mask.materialize()[:, None]
-    # A hidden slot may hold anything, NaN included, and 0 * NaN is NaN: empty it before it is multiplied.
-    real = (mask.k_segments > 0)[:, :, None, None]
-    k, v = jnp.where(real, k, 0), jnp.where(real, v, 0)
+    # Padding may hold anything, NaN included, and 0 * NaN is NaN: empty it before it is multiplied.
+    q = _empty_padding(q, mask.q_segments)
+    k, v = _empty_padding(k, mask.k_segments), _empty_padding(v, mask.k_segments)
     logits = jnp.einsum('BTNH,BSNH->BNTS', q, k).astype(jnp.float32) * scale
     logits = jnp.where(may_see, logits, jnp.finfo(jnp.float32).min)
     exponentials = jnp.where(may_see, jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True))), 0.0)
@@ -35,3 +35,7 @@ def dense_attention(
         keep = jax.random.bernoulli(dropout_rng, 1 - dropout_rate, weights.shape)
         dropped = jnp.where(keep, weights / (1 - dropout_rate), 0.0)
     return jnp.einsum('BNTS,BSNU->BTNU', dropped.astype(v.dtype), v), weights
+
+
+def _empty_padding(rows: Float[Array, 'B T N H'], segments: Int[Array, 'B T']) -> Float[Array, 'B T N H']:
+    return jnp.where((segments > 0)[:, :, None, None], rows, 0)

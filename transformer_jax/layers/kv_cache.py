@@ -56,7 +56,7 @@ def empty_cache(
 
 def open_slots(cache: KVCache, lengths: Int[Array, 'B'], num_new: int) -> tuple[KVCache, Int[Array, 'B P']]:
     """Takes the next `num_new` slots: row b's first `lengths[b]` of them hold tokens. Returns the rows' positions."""
-    offsets = jnp.arange(num_new)[None]
+    offsets = jnp.arange(num_new, dtype=jnp.int32)[None]
     positions = cache.next_position[:, None] + offsets
     holds = offsets < lengths[:, None]
     own = jnp.broadcast_to(jnp.arange(cache.num_hypotheses)[None, :, None], (*cache.ancestors.shape[:2], num_new))

@@ -147,6 +147,7 @@ def _run_blocks(
     """
     vocab_size, smoothing, block_tokens = static
     blocks = _Blocks.of(real, block_tokens)
+    hidden = jnp.where(real[:, None], hidden, 0)  # what padding holds must not count, NaN included
     rows, gold, weight = blocks.gather(hidden), blocks.gather(targets), blocks.gather(real.astype(jnp.float32))
     matrix = table.astype(hidden.dtype)
     is_entry = jnp.arange(table.shape[0]) < vocab_size
