@@ -52,6 +52,13 @@ class Progress:
     evaluated_step: int = 0
     best_score: float | None = None
     evaluations_without_better: int = 0
+    score_name: str | None = None  # which figure those two are about
+
+    def look_at(self, score_name: str) -> None:
+        """Forgets the best score when it was of another figure: the two can't be compared."""
+        if self.score_name not in (None, score_name):
+            self.best_score, self.evaluations_without_better = None, 0
+        self.score_name = score_name
 
 
 def train(
@@ -96,6 +103,7 @@ class _Run:
         step = make_train_step(model, optimizer, schedule, config.train, seed=config.seed, mesh=mesh)
         with reporter.timing('compile'):
             self.state, self.progress = _restore_or_start(config, model, optimizer, store, mesh)
+        self.progress.look_at(config.evaluation.score)
         reporter.header(list(mesh.devices.flat), sum(leaf.size for leaf in jax.tree.leaves(self.state.params)))
         self.programs = _Programs(step, mesh, reporter)
         self.applied = int(self.state.step)  # updates known to be done
@@ -110,6 +118,9 @@ class _Run:
         """Updates, each followed by what is due after it."""
         total = self.config.train.steps
         try:
+            if self.applied < total and _is_due(self.applied, self.config.evaluation.every_steps):
+                self._evaluate_and_save()  # unless that was done: a signal may have cut it short
+            self._check_patience()
             while not (self.stop.requested or self.stopped_early):
                 if self._maybe_applied() >= total:
                     self._settle()
@@ -120,7 +131,7 @@ class _Run:
             self._settle()
             if self.applied and self.applied >= total and not self.stopped_early:
                 self._evaluate_and_save()
-            elif self.applied != (self.saved_step or 0):
+            elif self.applied:
                 self._save()
         finally:
             self.feed.close()
@@ -184,10 +195,9 @@ class _Run:
 
     def _evaluate_and_save(self) -> None:
         if self.evaluate is None or self.progress.evaluated_step == self.applied:
-            if self.applied != self.saved_step:
-                self._save()
+            self._save()
             return
-        score, note = None, ''
+        note = ''
         try:
             with self.reporter.timing('evaluation'), self.stop.interruptible():
                 result = self.evaluate(self.state.evaluation_params())
@@ -203,12 +213,22 @@ class _Run:
             self.progress.evaluations_without_better += 1
         self.reporter.evaluation(self.applied, _numbers(result.to_dict()), note=note)
         self._save(score)
+        self._check_patience()
+
+    def _check_patience(self) -> None:
         patience = self.config.evaluation.patience
-        if patience is not None and self.progress.evaluations_without_better >= patience:
-            self.stopped_early = True
-            self.reporter.say(f'stopped early: {patience} evaluations without a better {self.config.evaluation.score}')
+        if self.stopped_early or patience is None or self.progress.evaluations_without_better < patience:
+            return
+        self.stopped_early = True
+        self.reporter.say(f'stopped early: {patience} evaluations without a better {self.config.evaluation.score}')
 
     def _save(self, score: float | None = None) -> None:
+        if self.applied == self.saved_step:
+            if score is not None:
+                self.reporter.say(
+                    f'step {self.applied:,} was saved before it was evaluated: its checkpoint has no score'
+                )
+            return
         config = self.config.checkpoint
         with self.reporter.timing('checkpoint'):
             extra = dataclasses.asdict(self.progress) | {'seed': self.config.seed}
