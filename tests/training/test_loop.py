@@ -120,6 +120,7 @@ def test_each_checkpoint_is_named_by_the_updates_it_holds(toy: Toy, tmp_path: Pa
     assert int(state.bad_total) == 3
 
 
+@pytest.mark.slow
 def test_snapshots_follow_their_own_interval(toy: Toy, tmp_path: Path) -> None:
     changes = {'train.steps': 9, 'checkpoint.every_steps': 2, 'checkpoint.average_every_steps': 4}
     toy.train(tmp_path / 'run', changes)
@@ -262,6 +263,7 @@ def test_a_run_that_is_done_trains_and_writes_no_further(toy: Toy, tmp_path: Pat
     assert after == before
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bits(toy: Toy, tmp_path: Path) -> None:
     runs = [toy.train(tmp_path / name, {'train.steps': 3}) for name in ('one', 'other')]
     assert runs[0].updates == runs[1].updates

@@ -76,7 +76,7 @@ def test_the_uncut_run_meets_all_that_it_should(make_uncut: MakeUncut, toy: Toy)
     # first; before, at and after a skipped one; at an epoch's end and start; before the last.
     [
         (1, (1, 3, 1, 2, 1)),
-        (1, (STEPS + 1,)),
+        pytest.param(1, (STEPS + 1,), marks=pytest.mark.slow),
         (2, (7, 1)),
         pytest.param(1, (14, 1), marks=pytest.mark.slow),
         pytest.param(2, (1, 2, 1, 1, 2, 1), marks=pytest.mark.slow),

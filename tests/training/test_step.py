@@ -77,7 +77,8 @@ def assert_unchanged(found: TrainState, before: TrainState) -> None:
 
 def test_an_update_is_adam_on_the_gradient_of_the_loops() -> None:
     """Entries of every kind of parameter, by central differences of the loss that numpy loops compute."""
-    model, batch = make_model(), make_batch([4, 2, 3], [3, 5, 1], seed=2)
+    model = make_model(num_encoder_layers=1, num_decoder_layers=1)
+    batch = make_batch([4, 2, 3], [3, 5, 1], seed=2)
     params = make_params(model)
     optimizer = adam()
     step = jax.jit(make_train_step(model, optimizer, SCHEDULE, TrainConfig(loss_block_tokens=5), seed=0))
@@ -96,7 +97,7 @@ def test_an_update_is_adam_on_the_gradient_of_the_loops() -> None:
     updated, first, second = (jax.tree.leaves(jax.device_get(tree)) for tree in (state.params, *memory))
     rate = 14**-0.5 * 3**-1.5
     checked = 0
-    for number in range(0, len(leaves), 3):
+    for number in range(0, len(leaves), 2):
         leaf = leaves[number]
         place = tuple(rng.integers(leaf.shape))
         kept, losses = leaf[place], []
@@ -207,7 +208,9 @@ def test_a_batch_of_padding_alone_is_no_update() -> None:
     assert int(metrics.bad_steps) == 1
 
 
-@pytest.mark.parametrize('prng', ['rbg', 'threefry2x32', 'unsafe_rbg'])
+@pytest.mark.parametrize(
+    'prng', ['rbg', *(pytest.param(name, marks=pytest.mark.slow) for name in ('threefry2x32', 'unsafe_rbg'))]
+)
 def test_each_update_and_each_part_of_it_has_its_own_key(prng: str) -> None:
     state, step = start(keep_gradient, model=Bigram(noise=0.5, prng=prng), prng=prng)
     batch = make_batch([3] * 4, [4, 5, 2, 3])

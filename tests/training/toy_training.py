@@ -1,6 +1,7 @@
 """Whole runs of the training loop on strings to be copied, small enough to be made by the dozen."""
 
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -79,14 +80,16 @@ class MarkedModel(EncoderDecoder):
     def init(self, rng: PRNGKey) -> Params:
         """Waves whose phase is the key's, since normal draws take longer to compile than all else in a toy run."""
         phase = jax.random.key_data(rng).sum().astype(jnp.float32)
-        shapes = jax.eval_shape(super().init, jax.random.key(0))
 
         def draw(path: Any, leaf: jax.ShapeDtypeStruct) -> Array:
             name = jax.tree_util.keystr(path)
             wave = jnp.sin(jnp.arange(leaf.size, dtype=jnp.float32) * 12.9898 + len(name) + phase).reshape(leaf.shape)
             return 0.3 * wave + ('scale' in name)
 
-        return jax.tree_util.tree_map_with_path(draw, shapes)
+        return jax.tree_util.tree_map_with_path(draw, _trace_params(self))
+
+    def logical_axes(self) -> Any:
+        return _trace_axes(self)
 
     def hidden(self, params: Params, batch: Batch, *, dropout_rng: PRNGKey | None = None) -> Array:
         highest = batch.input_positions.max()
@@ -98,6 +101,16 @@ class MarkedModel(EncoderDecoder):
         root = jnp.sqrt(jnp.where(highest == BAD_GRADIENT, 0 * hidden.sum(), 1.0))
         hidden = hidden + jnp.where(highest == BAD_GRADIENT, root, 0.0)
         return hidden * jnp.where(highest == BAD_LOSS, jnp.nan, 1.0)
+
+
+@functools.cache
+def _trace_params(model: MarkedModel) -> Params:
+    return jax.eval_shape(super(MarkedModel, model).init, jax.random.key(0))
+
+
+@functools.cache
+def _trace_axes(model: MarkedModel) -> Any:
+    return super(MarkedModel, model).logical_axes()
 
 
 def mark(batch: Batch, kind: int) -> Batch:

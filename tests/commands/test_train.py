@@ -1,0 +1,190 @@
+"""The verb `train`: what it refuses and what it leaves as it was, and a process that is told to stop."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transformer_jax.checkpoints.run_folder import RunFolder
+from transformer_jax.checkpoints.store import Store
+from transformer_jax.commands import train as command
+from transformer_jax.config import Config, ConfigError
+from transformer_jax.overlay import config_from_dict, overlay
+
+ROOT = Path(__file__).parent.parent.parent
+CHANGES: dict[str, Any] = {
+    'data.source': 'copying',
+    'data.copying.num_symbols': 10,
+    'data.copying.max_length': 5,
+    'data.copying.num_train': 83,
+    'data.copying.num_validation': 7,
+    'data.copying.num_test': 5,
+    'data.max_length': 7,
+    'data.batch_tokens': 77,
+    'data.num_buckets': 1,
+    'vocabulary.size': 25,
+    'vocabulary.byte_fallback': False,
+    'model.d_model': 16,
+    'model.d_ff': 23,
+    'model.num_encoder_layers': 1,
+    'model.num_decoder_layers': 1,
+    'model.max_length': 17,
+    'model.attention.num_heads': 2,
+    'model.attention.head_dim': 5,
+    'train.steps': 20,
+    'evaluation.bleu': False,
+    'evaluation.score': 'loss',
+    'execution.unroll': 1,
+    'logging.tensorboard': False,
+}
+CONFIG = overlay(Config(), CHANGES)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was started: all is made but the first update."""
+    path = tmp_path_factory.mktemp('runs') / 'run'
+    start(CONFIG, path)
+    return path
+
+
+@pytest.fixture
+def copied(folder: Path, tmp_path: Path) -> Path:
+    shutil.copytree(folder, tmp_path / 'run')
+    return tmp_path / 'run'
+
+
+def start(config: Config, path: Path) -> list[Any]:
+    """Runs the verb up to the training loop; the loop's arguments, if it comes so far."""
+    reached = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, 'train', lambda *arguments, **options: reached.append((*arguments, options)))
+        command.train_run(config, path)
+    return reached
+
+
+def describe_files(path: Path) -> dict[str, str]:
+    return {
+        str(file.relative_to(path)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(path.rglob('*'))
+        if file.is_file() and file.name != 'run.lock'
+    }
+
+
+@pytest.mark.parametrize(
+    ('field', 'value', 'message'),
+    [
+        ('seed', 3, 'config.seed: 0 in the run, 3 now'),
+        ('model.d_ff', 29, 'config.model.d_ff: 23 in the run, 29 now'),
+        ('optimizer.beta2', 0.99, 'config.optimizer.beta2: 0.98 in the run, 0.99 now'),
+        ('train.accumulation', 2, 'config.train.accumulation: 1 in the run, 2 now'),
+        ('data.batch_tokens', 99, 'config.data.batch_tokens: 77 in the run, 99 now'),
+        ('data.copying.task', 'reverse', "config.data.copying.task: 'copy' in the run, 'reverse' now"),
+        ('vocabulary.size', 24, 'config.vocabulary.size: 25 in the run, 24 now'),
+    ],
+)
+def test_another_fixed_field_is_refused_and_changes_nothing(copied: Path, field: str, value: Any, message: str) -> None:
+    before = describe_files(copied)
+    with pytest.raises(ConfigError) as refused:
+        start(overlay(CONFIG, {field: value, 'train.steps': 99}), copied)
+    assert message in str(refused.value)
+    assert 'train.steps' not in str(refused.value)
+    assert describe_files(copied) == before
+
+
+def test_another_vocabulary_is_refused_and_changes_nothing(copied: Path, tmp_path: Path) -> None:
+    other = overlay(CONFIG, {'data.copying.num_symbols': 9, 'vocabulary.size': 23})
+    start(other, tmp_path / 'other')
+    known = json.loads((copied / 'record.json').read_text())['vocabulary']
+    theirs = json.loads((tmp_path / 'other' / 'record.json').read_text())['vocabulary']
+    assert known != theirs
+    shutil.rmtree(copied / 'vocabulary')
+    shutil.copytree(tmp_path / 'other' / 'vocabulary', copied / 'vocabulary')
+    before = describe_files(copied)
+    with pytest.raises(ConfigError, match='25.*23'):  # of another size
+        start(CONFIG, copied)
+    assert describe_files(copied) == before
+
+
+def test_another_vocabulary_of_the_same_size_is_refused_and_changes_nothing(copied: Path, tmp_path: Path) -> None:
+    start(overlay(CONFIG, {'data.copying.num_train': 40, 'seed': 5}), tmp_path / 'other')
+    known = json.loads((copied / 'record.json').read_text())['vocabulary']
+    theirs = json.loads((tmp_path / 'other' / 'record.json').read_text())['vocabulary']
+    assert known != theirs
+    shutil.rmtree(copied / 'vocabulary')
+    shutil.copytree(tmp_path / 'other' / 'vocabulary', copied / 'vocabulary')
+    before = describe_files(copied)
+    with pytest.raises(ConfigError) as refused:
+        start(CONFIG, copied)
+    assert known in str(refused.value)
+    assert theirs in str(refused.value)
+    assert describe_files(copied) == before
+
+
+def test_free_fields_may_change_and_the_old_ones_are_kept(copied: Path) -> None:
+    before = describe_files(copied)
+    changes = {'train.steps': 31, 'evaluation.every_steps': 5, 'checkpoint.keep_best': 3, 'execution.unroll': None}
+    reached = start(overlay(CONFIG, changes), copied)
+    assert len(reached) == 1
+    assert config_from_dict(json.loads((copied / 'config.json').read_text())) == overlay(CONFIG, changes)
+    earlier = [json.loads(line) for line in (copied / 'earlier_configs.jsonl').read_text().splitlines()]
+    assert [config_from_dict(entry['config']) for entry in earlier] == [CONFIG]
+    for name, digest in before.items():
+        if not name.endswith(('config.json', 'record.json', 'metrics.jsonl')):
+            assert describe_files(copied)[name] == digest
+
+
+def test_a_config_that_can_not_run_makes_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match='config.data.source'):
+        start(overlay(CONFIG, {'data.source': 'nowhere'}), tmp_path / 'run')
+    assert not (tmp_path / 'run').exists()
+
+
+def write_config(path: Path) -> Path:
+    lines = ''.join(f'    config.{name} = {value!r}\n' for name, value in CHANGES.items())
+    path.write_text(
+        'from transformer_jax.config import Config\n'
+        'from transformer_jax.overlay import to_config_dict\n\n\n'
+        f'def get_config(arg=None):\n    config = to_config_dict(Config())\n{lines}    return config\n'
+    )
+    return path
+
+
+@pytest.mark.slow
+def test_a_process_that_is_told_to_stop_saves_and_goes_on_later(tmp_path: Path) -> None:
+    run, config = tmp_path / 'run', write_config(tmp_path / 'page.py')
+    options = ['--config.logging.every_steps=1', '--config.checkpoint.every_steps=1000000']
+    program = [sys.executable, '-m', 'transformer_jax', 'train', f'--config={config}', '--run', str(run), *options]
+    environment = os.environ | {'JAX_NUM_CPU_DEVICES': '2'}
+    process = subprocess.Popen(
+        [*program, '--config.train.steps=1000000'], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + 120
+    for line in process.stderr:
+        if line.startswith('step 5/'):
+            break
+        assert time.monotonic() < end, line
+    process.send_signal(signal.SIGTERM)
+    told = time.monotonic()
+    rest = process.communicate(timeout=60)[1]
+    assert process.returncode == 143, rest
+    assert time.monotonic() - told < 30
+    events = [json.loads(line) for line in (run / 'metrics.jsonl').read_text().splitlines()]
+    last = max(event['step'] for event in events if event['event'] == 'train')
+    with Store(RunFolder.open(run), CONFIG.checkpoint, report=pytest.fail) as store:
+        saved = store.latest()
+    assert 5 <= last <= saved <= last + 1
+    steps = f'--config.train.steps={saved + 2}'
+    done = subprocess.run([*program, steps], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f'resumes after step {saved:,} of {saved + 2:,}' in done.stderr
+    assert f'step {saved + 1:,}/' in done.stderr
+    assert 'validation after step' in done.stderr
