@@ -25,14 +25,18 @@ def get_config(arg: str | None = None) -> ConfigDict:
     for split, name in (('train', 'train'), ('validation', 'val'), ('test', 'test_2016_flickr')):
         files[f'{split}_source'] = f'{arguments.folder}/{name}.en.gz'
         files[f'{split}_target'] = f'{arguments.folder}/{name}.de.gz'
-    config.data.batch_tokens = 4096
+    config.data.batch_tokens = 1024  # small: 29,000 pairs reward many updates
+    config.data.max_length = 64
     config.vocabulary.size = 8000
 
-    config.model.dropout_rate = 0.3  # 29,000 pairs are few
-    config.optimizer.schedule.warmup_steps = 1000
-    config.train.steps = 2500
+    config.model.dropout_rate = 0.15
+    config.optimizer.schedule.name = 'inverse_sqrt'
+    config.optimizer.schedule.peak = 1.5e-3
+    config.optimizer.schedule.warmup_steps = 600
+    config.train.ema_decay = 0.999
+    config.train.steps = 9400
 
-    config.evaluation.every_steps = 250
-    config.checkpoint.every_steps = 250
-    config.logging.every_steps = 25
+    config.evaluation.every_steps = 840
+    config.checkpoint.every_steps = 420
+    config.logging.every_steps = 50
     return config

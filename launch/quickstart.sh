@@ -30,6 +30,8 @@ venv="${VENV:-.venv}"
 python="$(choose_python)"
 prepare_environment "$venv" "$python" ''
 export JAX_PLATFORMS=cpu
+# XLA asks for the scratch memory of each step anew; these let glibc keep it instead of returning it to the system.
+export MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=2147483647 MALLOC_TRIM_THRESHOLD_=2147483647
 
 if [[ -e "$run" ]]; then
   say "$run exists: going on with it, or only scoring it if its training has ended (--fresh starts anew elsewhere)"
@@ -42,5 +44,5 @@ say "scoring the held-out split"
 
 say ''
 say "everything is in $run: config, vocabulary, checkpoints, figures (JSON lines, TensorBoard)"
-say "translate your own:  echo 'the dog bites the man .' | $venv/bin/transformer-jax translate --run $run"
+say "translate your own:  echo 'The dog bites the man.' | $venv/bin/transformer-jax translate --run $run"
 say "next:                README.md, 'Train on your own text'"
