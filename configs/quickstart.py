@@ -28,16 +28,16 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.vocabulary.size = 1200
 
     config.model.max_length = 128
-    config.optimizer.schedule.name = 'cosine'  # down to 0: the paper's formula would still be high after 800 updates
+    config.optimizer.schedule.name = 'cosine'  # down to 0: the paper's formula would still be high after 900 updates
     config.optimizer.schedule.peak = 3e-3
     config.optimizer.schedule.warmup_steps = 150
-    config.train.steps = 800
+    config.train.steps = 900
 
-    config.evaluation.every_steps = 400
+    config.evaluation.every_steps = 450
     config.evaluation.max_pairs = 200
     config.evaluation.bleu = False  # translations come after training
     config.evaluation.score = 'loss'
-    config.checkpoint.every_steps = 400
+    config.checkpoint.every_steps = 450
     if arguments.level == 'full':  # a larger lexicon, longer sentences and more constructions at once
         config.data.grammar.num_train = 200_000
         config.data.max_length = 64

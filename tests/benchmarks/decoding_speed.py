@@ -3,7 +3,8 @@
     python tests/benchmarks/decoding_speed.py MODEL SOURCE REFERENCE [--peer-python PYTHON] [--rounds 3]
 
 MODEL is a MarianMTModel folder with one spm.model; SOURCE and REFERENCE are text, a sentence a line, plain or .gz.
-Beam 4 (or --beam), score over L^0.6, at most 64 new subwords, float32, 2 threads; `--stop heuristic` is the peer's stop rule.
+Beam 4 (or --beam), score over L^0.6, at most 64 new subwords of the peer, float32, 2 threads; `--stop heuristic` is the
+peer's stop rule.
 Compiling is outside the turns and told apart. The peer needs torch, transformers and sentencepiece (extra `interop`).
 """
 

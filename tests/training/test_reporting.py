@@ -318,13 +318,15 @@ def test_a_terminal_gets_one_live_bar_below_the_lines(tmp_path: Path, size: tupl
     seen: list[bytes] = []
     reader = threading.Thread(target=read_terminal, args=(ours, seen))
     reader.start()
-    with os.fdopen(theirs, 'w', encoding='utf-8') as stream:
-        with make_reporter(tmp_path, stream=stream, start_step=500) as reporter:
-            reporter.say('first line')
-            for step in range(501, 551):
-                reporter.advance(step)
-            reporter.step(550, make_figures())
-            reporter.evaluation(550, {'bleu': 23.5})
+    with (
+        os.fdopen(theirs, 'w', encoding='utf-8') as stream,
+        make_reporter(tmp_path, stream=stream, start_step=500) as reporter,
+    ):
+        reporter.say('first line')
+        for step in range(501, 551):
+            reporter.advance(step)
+        reporter.step(550, make_figures())
+        reporter.evaluation(550, {'bleu': 23.5})
     reader.join()
     shown = b''.join(seen).decode()
     assert shown.startswith('first line')

@@ -6,8 +6,10 @@ from typing import Any
 
 from etils import epath
 
-from transformer_jax.commands.opening import make_evaluator, open_run, say
+from transformer_jax.commands.evaluator import make_evaluator, say
 from transformer_jax.config import ConfigError
+from transformer_jax.data.corpus import open_corpus
+from transformer_jax.decoding.opened_run import open_run
 
 
 def evaluate_run(
@@ -25,10 +27,10 @@ def evaluate_run(
     if num_examples < 0:
         raise ConfigError(f'--examples is {num_examples}; it must be at least 0')
     run = open_run(run_dir, changes)
-    params, known = run.load_params(checkpoint)
+    params, known = run.load_params(checkpoint, report=say)
     name = f'step {known["step"]:,}' if known.get('step') is not None else f'the parameters in {checkpoint}'
     say(f'evaluating {name} on {split}')
-    corpus = run.corpus()
+    corpus = open_corpus(run.config, run.folder.vocabulary, run.folder.data, report=say)
     evaluator = make_evaluator(run.config, run.model, corpus, split)
     folder = _new_folder(run.folder.evaluations, split, known)
     result = evaluator(params, folder=folder)

@@ -12,8 +12,9 @@ from typing import IO, Any
 
 from etils import epath
 
-from transformer_jax.commands.opening import open_run, say
+from transformer_jax.commands.evaluator import say
 from transformer_jax.data.text_files import read_lines
+from transformer_jax.decoding.opened_run import open_run
 from transformer_jax.decoding.translator import Counts, Translation, Translator
 
 STANDARD = '-'  # the name of standard input and of standard output
@@ -98,7 +99,7 @@ def make_formatter(kind: str, *, n_best: int, scores: bool) -> Callable[[int, st
 def load_translator(run_dir: str, checkpoint: str | None, changes: Mapping[str, Any]) -> Translator:
     """The translator of a run with the changes of the command line."""
     run = open_run(run_dir, changes)
-    params, _ = run.load_params(checkpoint)
+    params, _ = run.load_params(checkpoint, report=say)
     return Translator(run.model, params, run.vocabulary, run.config.decoding, report=say)
 
 

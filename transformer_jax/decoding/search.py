@@ -7,6 +7,7 @@ the cache. The cost of a step follows the sentences still searched and the subwo
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +50,8 @@ class Searcher:
     def num_programs(self) -> int:
         """How many programs were compiled so far."""
         programs = (self._begin, self._advance, self._shrink, self._grow)
-        return sum(program._cache_size() for program in programs)  # noqa: SLF001
+        sizes_of: list[Any] = list(programs)  # whose stub lacks the count
+        return sum(program._cache_size() for program in sizes_of)  # noqa: SLF001
 
     def run(self, params: Params, requests: Sequence[Request], rows: int, rng: PRNGKey) -> list[list[Traced]]:
         """The hypotheses of each request, best first: at least `num_best` where the model leaves that many.
@@ -78,7 +80,7 @@ class Searcher:
                 slots = sizes.round_length(slots + 1)
                 search = self._grow(search, slots=slots)
 
-    def _pad(self, requests: Sequence[Request], rows: int) -> tuple[dict[str, np.ndarray | None], int]:
+    def _pad(self, requests: Sequence[Request], rows: int) -> tuple[dict[str, Any], int]:
         """The arrays of `_begin_program`, and how many cache slots it takes."""
         source_length = sizes.round_length(max(len(request.source) for request in requests))
         has_prefix = bool(requests[0].prefix)

@@ -19,6 +19,7 @@ from transformer_jax.decoding.candidates import Specials
 from transformer_jax.decoding.greedy import Greedy
 from transformer_jax.decoding.hypotheses import Method, StopRule, Traced
 from transformer_jax.decoding.length_penalty import LengthPenalty
+from transformer_jax.decoding.opened_run import open_run
 from transformer_jax.decoding.requests import Request, group_requests, seed_of
 from transformer_jax.decoding.sampling import Sampling
 from transformer_jax.decoding.search import Searcher
@@ -105,30 +106,12 @@ class Translator:
     ) -> 'Translator':
         """The translator of a run folder.
 
-        `checkpoint` is a step, 'best', 'latest', or a folder of averaged or exported parameters; None takes the best
-        where the run has scores, else the latest. A run that keeps a moving average of its parameters is read by it.
+        `checkpoint` is as in `OpenedRun.load_params`: a step, 'best', 'latest' or a folder; None takes the best.
         Further arguments replace fields of the run's `config.decoding`, such as `beam_size=8`.
         """
-        from transformer_jax import models
-        from transformer_jax.checkpoints.run_folder import RunFolder
-        from transformer_jax.checkpoints.store import Store
-        from transformer_jax.data.vocabulary import load_vocabulary
-        from transformer_jax.overlay import config_from_dict, overlay
-
-        folder = RunFolder.open(run_dir)
-        changes = {f'decoding.{name}': value for name, value in decoding.items()}
-        config = overlay(config_from_dict(folder.read_config()), changes)
-        models.validate(config)
-        vocabulary = load_vocabulary(folder.vocabulary)
-        folder.check_vocabulary(vocabulary.fingerprint)
-        model = models.build(
-            config.model, vocab_size=vocabulary.size, start_id=vocabulary.start_id, execution=config.execution
-        )
-        step = int(checkpoint) if isinstance(checkpoint, str) and checkpoint.isdecimal() else checkpoint
-        part = 'params' if config.train.ema_decay is None else 'average'
-        with Store(folder, config.checkpoint, report=report) as store:
-            params, _ = store.restore_params(jax.eval_shape(model.init, jax.random.key(0)), step, part=part)
-        return cls(model, params, vocabulary, config.decoding, report=report, num_workers=num_workers)
+        run = open_run(run_dir, {f'decoding.{name}': value for name, value in decoding.items()})
+        params, _ = run.load_params(checkpoint, report=report)
+        return cls(run.model, params, run.vocabulary, run.config.decoding, report=report, num_workers=num_workers)
 
     @property
     def num_programs(self) -> int:

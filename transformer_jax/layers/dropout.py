@@ -43,4 +43,3 @@ def _random_bits(rng: PRNGKey, shape: tuple[int, ...]) -> Array:
         return jax.random.bits(jax.random.fold_in(rng, jax.lax.axis_index(DATA)), (rows, *shape[1:]), jnp.uint16)
 
     return jax.shard_map(draw, in_specs=PartitionSpec(), out_specs=PartitionSpec(DATA), check_vma=False)(rng)
-

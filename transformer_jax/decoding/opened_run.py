@@ -1,7 +1,6 @@
 """A finished or running run, opened to be read: its config, its vocabulary, its model and its parameters."""
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,46 +11,36 @@ from transformer_jax import models
 from transformer_jax.checkpoints.run_folder import RunFolder
 from transformer_jax.checkpoints.store import Store
 from transformer_jax.config import Config, ConfigError
-from transformer_jax.data.corpus import Corpus, open_corpus
 from transformer_jax.data.vocabulary import Vocabulary, load_vocabulary
-from transformer_jax.decoding.translator import Translator
-from transformer_jax.evaluation.evaluator import Evaluator
 from transformer_jax.models.interface import Model
 from transformer_jax.overlay import config_from_dict, config_to_dict, fixed_differences, overlay
 from transformer_jax.shapes import Params
-
-Report = Callable[[str], None]
 
 # What another config may say of a trained model: which text it is tried on. Its free fields may differ anyway.
 _ABOUT_TEXT = ('config.data.', 'config.source_language', 'config.target_language')
 
 
-def say(text: str) -> None:
-    """A line on standard error, which leaves standard output to results."""
-    print(text, file=sys.stderr, flush=True)
-
-
 @dataclass(frozen=True)
 class OpenedRun:
     folder: RunFolder
-    config: Config  # with the changes of the command line
+    config: Config  # with the caller's changes
     vocabulary: Vocabulary
     model: Model
 
-    def load_params(self, checkpoint: str | None, *, report: Report = say) -> tuple[Params, dict[str, Any]]:
-        """Parameters and what is known of them. `checkpoint`: best, latest, a step or a folder; None = best if scored.
+    def load_params(
+        self, checkpoint: str | int | None = None, *, report: Callable[[str], None] = print
+    ) -> tuple[Params, dict[str, Any]]:
+        """Parameters and what is known of them.
 
-        Where the run keeps a moving average of its parameters, that is what is meant, as in its own evaluations.
+        `checkpoint` is a step, 'best', 'latest', or a folder of averaged or exported parameters; None takes the best
+        where the run has scores, else the latest. Where the run keeps a moving average of its parameters, that is what
+        is meant, as in its own evaluations.
         """
         abstract = jax.eval_shape(self.model.init, jax.random.key(0))
-        step = int(checkpoint) if checkpoint is not None and checkpoint.isdecimal() else checkpoint
+        step = int(checkpoint) if isinstance(checkpoint, str) and checkpoint.isdecimal() else checkpoint
         part = 'params' if self.config.train.ema_decay is None else 'average'
         with Store(self.folder, self.config.checkpoint, report=report) as store:
             return store.restore_params(abstract, step, part=part)
-
-    def corpus(self, *, report: Report = say) -> Corpus:
-        """The data that the config names; their ids are prepared if they are not."""
-        return open_corpus(self.config, self.folder.vocabulary, self.folder.data, report=report)
 
 
 def open_run(path: str | os.PathLike[str], changes: Mapping[str, Any]) -> OpenedRun:
@@ -69,31 +58,3 @@ def open_run(path: str | os.PathLike[str], changes: Mapping[str, Any]) -> Opened
         config.model, vocab_size=vocabulary.size, start_id=vocabulary.start_id, execution=config.execution
     )
     return OpenedRun(folder, config, vocabulary, model)
-
-
-def make_evaluator(
-    config: Config,
-    model: Model,
-    corpus: Corpus,
-    split: str,
-    *,
-    max_pairs: int | None = None,
-    bleu: bool = True,
-    mesh: jax.sharding.Mesh | None = None,
-    report: Report = say,
-) -> Evaluator:
-    """The evaluator of one split, as the config has it; `max_pairs` takes the first pairs alone."""
-    translator = None
-    if bleu:
-        translator = Translator(model, {}, corpus.vocabulary, config.decoding, report=report)
-    artificial = config.data.source == 'copying'
-    return Evaluator(
-        model,
-        corpus.prepared(split),
-        corpus.pairs(split, max_pairs),
-        corpus.vocabulary,
-        batch_tokens=config.evaluation.batch_tokens,
-        translator=translator,
-        target_language=None if artificial else config.target_language,
-        mesh=mesh,
-    )

@@ -1,0 +1,47 @@
+"""The evaluator of a run's split, put together from its config, and where the verbs say what they do."""
+
+import sys
+from collections.abc import Callable
+
+import jax
+
+from transformer_jax.config import Config
+from transformer_jax.data.corpus import Corpus
+from transformer_jax.decoding.translator import Translator
+from transformer_jax.evaluation.evaluator import Evaluator
+from transformer_jax.models.interface import Model
+
+Report = Callable[[str], None]
+
+
+def say(text: str) -> None:
+    """A line on standard error, which leaves standard output to results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def make_evaluator(
+    config: Config,
+    model: Model,
+    corpus: Corpus,
+    split: str,
+    *,
+    max_pairs: int | None = None,
+    bleu: bool = True,
+    mesh: jax.sharding.Mesh | None = None,
+    report: Report = say,
+) -> Evaluator:
+    """The evaluator of one split, as the config has it; `max_pairs` takes the first pairs alone."""
+    translator = None
+    if bleu:
+        translator = Translator(model, {}, corpus.vocabulary, config.decoding, report=report)
+    artificial = config.data.source == 'copying'
+    return Evaluator(
+        model,
+        corpus.prepared(split),
+        corpus.pairs(split, max_pairs),
+        corpus.vocabulary,
+        batch_tokens=config.evaluation.batch_tokens,
+        translator=translator,
+        target_language=None if artificial else config.target_language,
+        mesh=mesh,
+    )
