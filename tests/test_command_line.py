@@ -117,6 +117,16 @@ def test_averages_are_taken_as_checkpoints(trained, capfdbinary, standard_input,
     assert b'exists' in capfdbinary.readouterr().err
 
 
+def test_evaluation_takes_its_batch_size_from_the_command_line(trained, capsys):
+    assert run('evaluate', '--run', trained, '--batch-tokens', 'many') == 2
+    assert 'config.evaluation.batch_tokens' in capsys.readouterr().err
+
+
+def test_text_is_not_written_under_a_gzip_name(trained, capsys, tmp_path):
+    assert run('translate', '--run', trained, '--output', tmp_path / 'out.gz') == 2
+    assert 'leave .gz out' in capsys.readouterr().err
+
+
 def test_show_prints_the_run(trained, capsys):
     assert run('show', '--run', trained) == 0
     text = capsys.readouterr().out

@@ -1,6 +1,7 @@
 """The command line: `transformer-jax VERB ...` or `python -m transformer_jax VERB ...`, one function a verb."""
 
 import argparse
+import errno
 import os
 import sys
 import traceback
@@ -15,6 +16,7 @@ from transformer_jax.overlay import config_from_dict, load_config_file, overlay,
 DONE, FAILED, BAD_USE = 0, 1, 2
 _BY_SIGNAL = 128  # plus the signal's number, as shells have it
 _SIGINT, _SIGPIPE = 2, 13
+_NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # a full disk needs no traceback
 
 _CONFIG_FILE = """\
   --config=FILE[:NAME=VALUE,...]  a config file, with its own arguments after a colon
@@ -57,6 +59,8 @@ def _judge(error: Exception) -> int | None:
     raised_here = Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(Path(__file__).parent)
     if isinstance(error, ConfigError) or (isinstance(error, ValueError) and raised_here):
         return BAD_USE
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return FAILED
     is_own = type(error).__module__.partition('.')[0] == 'transformer_jax'
     return FAILED if is_own and isinstance(error, RuntimeError) else None
 
@@ -73,6 +77,8 @@ def evaluate(options: argparse.Namespace) -> None:
     """Scores a run on one split."""
     from transformer_jax.commands.evaluate import evaluate_run
 
+    if options.batch_tokens is not None:
+        options.changes['evaluation.batch_tokens'] = options.batch_tokens
     evaluate_run(options.run, options.split, options.checkpoint, changes=options.changes, num_examples=options.examples)
 
 

@@ -79,3 +79,15 @@ def test_a_run_is_averaged_over_its_last_snapshots_by_number_or_over_named_steps
     assert not (tmp_path / 'x').exists()
     with pytest.raises(CheckpointError, match='exists already'):
         average_run(run.folder, out=tmp_path / 'last', last=1)
+
+
+def test_a_relative_folder_is_one_from_here(make_run: MakeRun, tmp_path, monkeypatch):
+    run = make_run()
+    params = make_params(7)
+    run.store.save(3, {'params': params, 'step': jnp.int32(3)}, {}, snapshot=True)
+    run.store.wait()
+    monkeypatch.chdir(tmp_path)
+    average_run('run', last=1, out='mean')
+    found, _ = read_parameters('mean', describe(params))
+    assert_same_bits(found, params)
+    assert (tmp_path / 'mean').is_dir()

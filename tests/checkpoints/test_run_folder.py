@@ -122,6 +122,16 @@ def test_another_vocabulary_is_refused_with_both_fingerprints(tmp_path):
         reader.update_record(device='gpu')
 
 
+def test_a_start_that_came_to_nothing_makes_room_for_another_and_one_that_did_not_stays(tmp_path):
+    with start(tmp_path, seed=1) as folder:
+        folder.withdraw()
+    with start(tmp_path, seed=2) as folder:
+        folder.vocabulary.mkdir()
+        folder.withdraw()
+    with pytest.raises(RunFolderError, match='seed: 2 in the run, 3 now'):
+        start(tmp_path, seed=3)
+
+
 def test_places_lie_inside_the_folder_and_a_relative_path_survives_a_change_of_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with start(Path('run')) as folder:

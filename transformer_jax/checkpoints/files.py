@@ -13,6 +13,12 @@ def is_local(path: epath.Path) -> bool:
     return '://' not in os.fspath(path)
 
 
+def make_absolute(path: str | os.PathLike[str]) -> epath.Path:
+    """The path from the root, `~` resolved; Orbax takes no other. One on an object store stays as it is."""
+    path = epath.Path(path)
+    return epath.Path(os.path.abspath(path.expanduser())) if is_local(path) else path  # noqa: PTH100
+
+
 def sync_to_disk(path: epath.Path) -> None:
     """Returns once a local file's content, or a local folder's list of names, is on the disk."""
     if not is_local(path):

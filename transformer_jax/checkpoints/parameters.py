@@ -6,7 +6,7 @@ from typing import Any
 
 from etils import epath
 
-from transformer_jax.checkpoints import arrays, digests
+from transformer_jax.checkpoints import arrays, digests, files
 from transformer_jax.checkpoints.digests import CheckpointError
 from transformer_jax.checkpoints.writing import Writing
 from transformer_jax.shapes import Params
@@ -19,7 +19,7 @@ def write_parameters(path: str | os.PathLike[str], params: Params, info: dict[st
 
     Raises CheckpointError when something lies there already, when the parameters are not finite, or when writing fails.
     """
-    final = epath.Path(path)
+    final = files.make_absolute(path)
     if final.exists():
         raise CheckpointError(f'{final} exists already and is not overwritten; remove it or give another name')
     unfinished = final.parent / f'{final.name}.writing'
@@ -45,7 +45,7 @@ def read_parameters(
     None takes them as they were saved, as nested dicts. Every file is checked before use. Raises DamagedError, or
     MismatchError when the tree is another.
     """
-    folder = epath.Path(path)
+    folder = files.make_absolute(path)
     manifest = digests.read_manifest(folder)
     if abstract is None:
         abstract = arrays.nest(manifest['leaves'].get(_part_of(manifest, part), {}))

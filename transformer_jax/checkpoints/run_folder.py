@@ -44,7 +44,7 @@ class RunFolder:
     """The places of one run, local or on an object store. Made by `open` (to read) or `start` (to write)."""
 
     def __init__(self, path: str | os.PathLike[str], *, may_write: bool = False, primary: bool = True) -> None:
-        self.path = _absolute(path)
+        self.path = files.make_absolute(path)
         self.may_write = may_write
         self.primary = primary  # of several processes, the one that writes what is not an array
         self._lock: Any = None
@@ -170,6 +170,11 @@ class RunFolder:
         if self.primary:
             files.write_json(self.record, self.read_record() | entries)
 
+    def withdraw(self) -> None:
+        """Takes a first start back when nothing came of it but the config, so that another config may start here."""
+        if self.may_write and self.primary and not (self.vocabulary.exists() or self.checkpoints.exists()):
+            self.config.unlink(missing_ok=True)
+
     def check_vocabulary(self, fingerprint: str) -> None:
         """Refuses another vocabulary than the run's. A run open for writing remembers the first one it is shown."""
         known = self.read_record().get('vocabulary')
@@ -254,11 +259,6 @@ def _contents(folder: epath.Path) -> str:
         return 'it is empty'
     more = f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''
     return f'it holds {", ".join(names[:_SHOWN])}{more}'
-
-
-def _absolute(path: str | os.PathLike[str]) -> epath.Path:
-    given = epath.Path(path)
-    return epath.Path(os.path.abspath(given.expanduser())) if files.is_local(given) else given  # noqa: PTH100
 
 
 def _now() -> str:

@@ -30,7 +30,11 @@ def train_run(config: Config, run_dir: str | os.PathLike[str]) -> int | None:
         jax.config.update('jax_compilation_cache_dir', config.execution.compilation_cache)
     primary = jax.process_index() == 0
     with RunFolder.start(run_dir, config_to_dict(config), fixed_differences, primary=primary) as folder:
-        corpus = open_corpus(config, folder.vocabulary, folder.data, report=say)
+        try:
+            corpus = open_corpus(config, folder.vocabulary, folder.data, report=say)
+        except ValueError:
+            folder.withdraw()
+            raise
         folder.check_vocabulary(corpus.vocabulary.fingerprint)
         mesh = make_mesh(config.execution.mesh)
         vocabulary = corpus.vocabulary

@@ -40,6 +40,8 @@ def check_output(name: str, *, force: bool) -> None:
     path = epath.Path(name)
     if path.is_dir():
         raise ValueError(f'the output {name} is a folder')
+    if path.suffix == '.gz':
+        raise ValueError(f'the output {name} would be plain text under a name that says gzip; leave .gz out')
     if path.exists() and not force:
         raise ValueError(f'the output {name} exists; --force replaces it')
     if not path.parent.is_dir():

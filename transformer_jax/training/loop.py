@@ -117,6 +117,8 @@ class _Run:
     def until_done(self) -> None:
         """Updates, each followed by what is due after it."""
         total = self.config.train.steps
+        if self.applied >= total:
+            self.reporter.say(f'the run has its {self.applied:,} updates; config.train.steps asks for {total:,}')
         try:
             if self.applied < total and _is_due(self.applied, self.config.evaluation.every_steps):
                 self._evaluate_and_save()  # unless that was done: a signal may have cut it short
@@ -137,6 +139,9 @@ class _Run:
             self.feed.close()
             with self.reporter.timing('checkpoint'):
                 self.store.wait()
+        if self.stop.requested:
+            saved = f'after step {self.applied:,}, which is saved' if self.applied else 'before the first update'
+            self.reporter.say(f'stopped by a signal {saved}; the same command goes on')
 
     def _update(self) -> None:
         with self.reporter.timing('data'):
