@@ -5,7 +5,7 @@ Data:      a folder with the raw text of task 1: {train,val,test_2016_flickr}.{e
 Command:   transformer-jax train --config=configs/multi30k_en_de.py:folder=PATH --run runs/multi30k
            transformer-jax evaluate --run runs/multi30k --split test
 Hardware:  2 CPU cores
-Time:      aims at 60 minutes; not yet measured
+Time:      about 15 minutes at the measured speed; not yet run to its end
 Score:     not yet measured (sacreBLEU on test_2016_flickr, beam 4)
 """
 
@@ -29,14 +29,15 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.data.max_length = 64
     config.vocabulary.size = 8000
 
-    config.model.dropout_rate = 0.15
-    config.optimizer.schedule.name = 'inverse_sqrt'
+    config.model.dropout_rate = 0.1
+    config.model.init_scale = 0.25  # post-norm starts faster from small sublayers
+    config.optimizer.schedule.name = 'cosine'
     config.optimizer.schedule.peak = 1.5e-3
-    config.optimizer.schedule.warmup_steps = 600
-    config.train.ema_decay = 0.999
-    config.train.steps = 9400
+    config.optimizer.schedule.warmup_steps = 200
+    config.optimizer.clip_norm = 1.0
+    config.train.steps = 2330  # 2.1 million target tokens, about 15 minutes
 
-    config.evaluation.every_steps = 840
-    config.checkpoint.every_steps = 420
+    config.evaluation.every_steps = 600
+    config.checkpoint.every_steps = 600
     config.logging.every_steps = 50
     return config

@@ -174,6 +174,7 @@ class ModelConfig:
     vocab_pad_multiple: int = _count(1)  # rows of the table are padded to a multiple of this, for sharding
     dropout_rate: float = _rate(0.1)  # on sublayer outputs and on embedding + position sums
     activation_dropout_rate: float = _rate()  # inside the feed-forward layer; the paper has none
+    init_scale: float = option(1.0, above=0.0)  # variance of the sublayers' first kernels, times Glorot's
     compute_dtype: str = option('float32', choices=('float32', 'bfloat16'))  # parameters stay float32
 
 

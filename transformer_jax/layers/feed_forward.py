@@ -25,6 +25,7 @@ class FeedForward(nn.Module):
     activation: str
     dropout_rate: float
     dtype: jnp.dtype
+    init_scale: float = 1.0  # variance of the first kernels, times Glorot's
 
     @nn.compact
     def __call__(self, inputs: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
@@ -35,10 +36,11 @@ class FeedForward(nn.Module):
         return self._dense('contract', inputs.shape[-1], ('mlp', 'embed'))(hidden)
 
     def _dense(self, name: str, width: int, axes: tuple[str, str]) -> nn.Dense:
+        glorot = nn.initializers.variance_scaling(self.init_scale, 'fan_avg', 'uniform')
         return nn.Dense(
             width,
             dtype=self.dtype,
-            kernel_init=nn.with_logical_partitioning(nn.initializers.xavier_uniform(), axes),
+            kernel_init=nn.with_logical_partitioning(glorot, axes),
             bias_init=nn.with_logical_partitioning(nn.initializers.zeros_init(), axes[1:]),
             name=name,
         )

@@ -24,20 +24,18 @@ class MultiHeadAttention(nn.Module):
     config: AttentionConfig
     d_model: int
     dtype: jnp.dtype
+    init_scale: float = 1.0  # variance of the first kernels, times Glorot's
 
     def setup(self) -> None:
         config = self.config
         value_dim = config.value_dim or config.head_dim
-        self.query = _Projection(
-            (self.d_model,), (config.num_heads, config.head_dim), _AXES_IN, config.use_bias, self.dtype
-        )
-        self.key = _Projection(
-            (self.d_model,), (config.num_heads, config.head_dim), _AXES_IN, config.use_bias, self.dtype
-        )
-        self.value = _Projection((self.d_model,), (config.num_heads, value_dim), _AXES_IN, config.use_bias, self.dtype)
-        self.output = _Projection(
-            (config.num_heads, value_dim), (self.d_model,), ('heads', 'head_dim', 'embed'), config.use_bias, self.dtype
-        )
+        heads_in, bias = (config.num_heads, config.head_dim), config.use_bias
+        scale = self.init_scale
+        self.query = _Projection((self.d_model,), heads_in, _AXES_IN, bias, self.dtype, scale)
+        self.key = _Projection((self.d_model,), heads_in, _AXES_IN, bias, self.dtype, scale)
+        self.value = _Projection((self.d_model,), (config.num_heads, value_dim), _AXES_IN, bias, self.dtype, scale)
+        axes_out = ('heads', 'head_dim', 'embed')
+        self.output = _Projection((config.num_heads, value_dim), (self.d_model,), axes_out, bias, self.dtype, scale)
 
     def __call__(
         self, inputs_q: Float[Array, 'B T D'], inputs_kv: Float[Array, 'B S D'], mask: Mask
@@ -59,20 +57,25 @@ class MultiHeadAttention(nn.Module):
 
 
 class _Projection(nn.Module):
-    """A linear map between groups of axes, as one matrix product; Glorot uniform over the flattened matrix."""
+    """A linear map between groups of axes, as one matrix product; uniform as Glorot's over the flattened matrix."""
 
     axes_in: tuple[int, ...]
     axes_out: tuple[int, ...]
     logical_axes: tuple[str, ...]
     use_bias: bool
     dtype: jnp.dtype
+    init_scale: float
 
     @nn.compact
     def __call__(self, inputs: Array) -> Array:
         shape = (*self.axes_in, *self.axes_out)
         num_in = len(self.axes_in)
         glorot = nn.initializers.variance_scaling(
-            1.0, 'fan_avg', 'uniform', in_axis=tuple(range(num_in)), out_axis=tuple(range(num_in, len(shape)))
+            self.init_scale,
+            'fan_avg',
+            'uniform',
+            in_axis=tuple(range(num_in)),
+            out_axis=tuple(range(num_in, len(shape))),
         )
         partitioned: Any = nn.with_logical_partitioning  # whose stub says that `param` returns the box
         kernel = self.param('kernel', partitioned(glorot, self.logical_axes), shape, jnp.float32)

@@ -27,9 +27,13 @@ class EncoderLayer(nn.Module):
 
     def setup(self) -> None:
         config, dtype = self.config, self.dtype
-        self.self_attention = MultiHeadAttention(config.encoder_self.over(config.attention), config.d_model, dtype)
+        self.self_attention = MultiHeadAttention(
+            config.encoder_self.over(config.attention), config.d_model, dtype, config.init_scale
+        )
         self.self_attention_residual = Residual(config, dtype)
-        self.feed_forward = FeedForward(config.d_ff, config.activation, config.activation_dropout_rate, dtype)
+        self.feed_forward = FeedForward(
+            config.d_ff, config.activation, config.activation_dropout_rate, dtype, config.init_scale
+        )
         self.feed_forward_residual = Residual(config, dtype)
 
     def __call__(self, inputs: Float[Array, 'B S D'], mask: Mask) -> Float[Array, 'B S D']:
@@ -45,11 +49,17 @@ class DecoderLayer(nn.Module):
 
     def setup(self) -> None:
         config, dtype = self.config, self.dtype
-        self.self_attention = MultiHeadAttention(config.decoder_self.over(config.attention), config.d_model, dtype)
+        self.self_attention = MultiHeadAttention(
+            config.decoder_self.over(config.attention), config.d_model, dtype, config.init_scale
+        )
         self.self_attention_residual = Residual(config, dtype)
-        self.cross_attention = MultiHeadAttention(config.cross.over(config.attention), config.d_model, dtype)
+        self.cross_attention = MultiHeadAttention(
+            config.cross.over(config.attention), config.d_model, dtype, config.init_scale
+        )
         self.cross_attention_residual = Residual(config, dtype)
-        self.feed_forward = FeedForward(config.d_ff, config.activation, config.activation_dropout_rate, dtype)
+        self.feed_forward = FeedForward(
+            config.d_ff, config.activation, config.activation_dropout_rate, dtype, config.init_scale
+        )
         self.feed_forward_residual = Residual(config, dtype)
 
     def __call__(
