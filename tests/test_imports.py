@@ -21,6 +21,7 @@ LINES = (
     ('layers',),
     ('attention', 'positions'),
     ('data', 'parallel', 'checkpoints'),
+    ('position_terms',),
     ('shapes',),
     ('recipes',),
     ('overlay',),

@@ -121,13 +121,23 @@ class VocabularyConfig:
 class AttentionConfig:
     """Defaults of all three uses of attention. Paper section 3.2."""
 
-    kind: str = 'dot'  # the mathematics; see attention.VARIANTS
+    kind: str = 'dot'  # the mathematics; see attention.VARIANTS. Your own: module:name
     impl: str = option('auto', free=True)  # how it is computed
     num_heads: int = _count(8)
+    num_kv_heads: int | None = _count(None)  # None = num_heads; 1 = multi-query; between = grouped-query
     head_dim: int = _count(64)  # d_k
     value_dim: int | None = _count(None)  # d_v; None = head_dim
+    scale: str | None = option('inverse_sqrt', choices=('inverse_sqrt',))  # 1 / sqrt(d_k); None = the bare product
+    window: int | None = _count(None)  # self-attention sees itself and window - 1 positions before (and after)
+    window_right: int | None = option(None, minimum=0)  # positions after; None = as many as before
+    num_global: int | None = _count(None)  # first positions that see and are seen at any distance (Longformer)
     dropout_rate: float = _rate()  # on the attention weights; the paper has none
     use_bias: bool = False  # on the q, k, v and output projections; the paper has none
+    block_size: int | None = _count(None, free=True)  # queries and keys at a time; None = the implementation's own
+    num_features: int = _count(256)  # random features of performer
+    feature_seed: int = option(0, minimum=0)  # what they are drawn from
+    rank: int = _count(64)  # rows that low_rank projects keys and values to
+    score_dim: int | None = _count(None)  # d_a of additive and concat; None = head_dim
 
 
 @dataclass(frozen=True)
@@ -137,10 +147,19 @@ class AttentionOverlayConfig:
     kind: str | None = None
     impl: str | None = option(None, free=True)
     num_heads: int | None = _count(None)
+    num_kv_heads: int | None = _count(None)
     head_dim: int | None = _count(None)
     value_dim: int | None = _count(None)
+    window: int | None = _count(None)
+    window_right: int | None = option(None, minimum=0)
+    num_global: int | None = _count(None)
     dropout_rate: float | None = _rate(None)
     use_bias: bool | None = None
+    block_size: int | None = _count(None, free=True)
+    num_features: int | None = _count(None)
+    feature_seed: int | None = option(None, minimum=0)
+    rank: int | None = _count(None)
+    score_dim: int | None = _count(None)
 
     def over(self, common: AttentionConfig) -> AttentionConfig:
         """The common settings with this overlay's own values on top."""
@@ -163,6 +182,11 @@ class ModelConfig:
     decoder_self: AttentionOverlayConfig = _group(AttentionOverlayConfig)
     cross: AttentionOverlayConfig = _group(AttentionOverlayConfig)
     positions: str = 'sinusoidal'  # one of positions.SCHEMES
+    relative_clip: int = _count(16)  # shaw: offsets beyond this count as this; k in the paper of Shaw et al.
+    rope_base: float = option(10_000.0, above=1.0)
+    rope_scaling: float = option(1.0, above=0.0)  # positions are divided by this: longer texts than were trained on
+    t5_buckets: int = option(32, minimum=4)
+    t5_max_distance: int = option(128, minimum=2)
     sinusoid_layout: str = option('interleaved', choices=('interleaved', 'concatenated', 'tensor2tensor'))
     activation: str = option('relu', choices=('relu', 'gelu', 'gelu_tanh', 'swish', 'swiglu'))
     norm: str = option('layer_norm', choices=('layer_norm', 'rms_norm'))

@@ -1,0 +1,94 @@
+"""What one variant of attention declares of itself, and what it is given besides q, k, v and the mask."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from transformer_jax.config import AttentionConfig
+from transformer_jax.position_terms import PositionTerms
+from transformer_jax.shapes import Array, Float, PRNGKey
+
+# What a variant can say of itself in `Variant.supports`, and what that means.
+FEATURES: dict[str, str] = {
+    'causal': 'hides later positions',
+    'cross': 'queries and keys of different sequences',
+    'segments': 'several segments in a row (packing); padding is supported by all',
+    'window': 'a sliding window',
+    'globals': 'global tokens beside a window',
+    'prefix': 'prefix-LM: a part that every query of its segment sees',
+    'grouped_heads': 'fewer key-value heads than query heads',
+    'value_dim': 'd_v other than d_k',
+    'bias': 'an additive bias on the logits',
+    'positions': 'position schemes with terms inside attention',
+    'dropout': 'dropout on the weights',
+    'weights': 'returns the weights',
+    'cache': 'decoding with cached keys and values, or with a running state',
+    'cpu': 'runs on CPU',
+    'gpu': 'runs on GPU',
+    'tpu': 'runs on TPU',
+    'float32': 'computes in float32',
+    'bfloat16': 'computes in bfloat16',
+}
+
+
+class Options(NamedTuple):
+    """What a variant is given besides q, k, v and the mask. `None` = absent."""
+
+    config: AttentionConfig  # static: block size, number of features, ...
+    scale: float = 1.0  # the logits are q k^T times this
+    params: Mapping[str, Array] = {}  # the variant's own, by the names in `Variant.parameters`
+    bias: Float[Array, '#B #N T S'] | None = None  # added to the scaled logits
+    terms: PositionTerms | None = None
+    dropout_rng: PRNGKey | None = None  # given = dropout of `config.dropout_rate` on the weights
+    return_weights: bool = False
+
+
+class Parameter(NamedTuple):
+    """A parameter of a variant or of a position scheme: drawn by `initializer(rng, shape, dtype)`, float32."""
+
+    initializer: Callable
+    shape: tuple[int, ...]
+    logical_axes: tuple[str | None, ...]
+
+
+class Running(NamedTuple):
+    """Decoding with a state of constant size in place of cached keys and values.
+
+    `init(batch, config, dtype)` makes the state of `batch` sequences, a pytree whose leaves have the sequence axis
+    first. `extend(state, q, k, v, holds, options)` reads T new rows of each sequence, of which those where `holds`
+    (bool `[B, T]`) is False are padding that changes no state, and returns `(output [B, T, N, U], state)`.
+    """
+
+    init: Callable
+    extend: Callable
+
+
+class Use(NamedTuple):
+    """Where a variant is asked to work: the context that its `check` judges, on the host before tracing."""
+
+    name: str  # encoder_self, decoder_self or cross
+    config: AttentionConfig
+    causal: bool
+    cross: bool
+    packed: bool
+    terms: bool  # the position scheme has terms inside attention
+    compute_dtype: str
+    platform: str  # cpu, gpu or tpu
+    decodes: bool  # the model generates with a cache
+    max_length: int
+    prefix: bool = False
+
+
+class Variant(NamedTuple):
+    """One (kind, impl): its function `(q, k, v, mask, options) -> (output, weights or None)`, and what it supports.
+
+    q is `[B, T, N, H]`, k `[B, S, K, H]`, v `[B, S, K, U]`, the output `[B, T, N, U]`. A query that may see nothing
+    gets zeros with finite gradients; NaN in a padding slot reaches nobody.
+    """
+
+    function: Callable[..., tuple[Array, Array | None]]
+    supports: frozenset[str]
+    check: Callable[[Use], str | None] | None = None  # what a set can't say: a message, or None when it works
+    parameters: Callable[[AttentionConfig, int], dict[str, Parameter]] | None = None  # by config and max_length
+    running: Running | None = None
+    exact: bool = True  # equals the definition of its kind; False = an approximation of `dot`
+
