@@ -21,7 +21,7 @@ LINES = (
     ('layers',),
     ('attention', 'positions'),
     ('data', 'parallel', 'checkpoints'),
-    ('position_terms',),
+    ('parameters', 'position_terms'),
     ('shapes',),
     ('recipes',),
     ('overlay',),

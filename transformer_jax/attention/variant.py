@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from transformer_jax.config import AttentionConfig
+from transformer_jax.parameters import Parameter
 from transformer_jax.position_terms import PositionTerms
 from transformer_jax.shapes import Array, Float, PRNGKey
 
@@ -40,14 +41,6 @@ class Options(NamedTuple):
     terms: PositionTerms | None = None
     dropout_rng: PRNGKey | None = None  # given = dropout of `config.dropout_rate` on the weights
     return_weights: bool = False
-
-
-class Parameter(NamedTuple):
-    """A parameter of a variant or of a position scheme: drawn by `initializer(rng, shape, dtype)`, float32."""
-
-    initializer: Callable
-    shape: tuple[int, ...]
-    logical_axes: tuple[str | None, ...]
 
 
 class Running(NamedTuple):

@@ -71,7 +71,7 @@ class Transformer(nn.Module):
         return self._place(self.target_embedding(ids), positions)
 
     def _place(self, embedded: Float[Array, 'B T D'], positions: Int[Array, 'B T']) -> Float[Array, 'B T D']:
-        return self.drop(embedded + position_schemes.on_embedding(self.config, positions).astype(embedded.dtype))
+        return self.drop(embedded + position_schemes.on_embedding(self.config, {}, positions).astype(embedded.dtype))
 
 
 def _mask(q_place: tuple[Array, Array], k_place: tuple[Array, Array], *, causal: bool = False) -> Mask:

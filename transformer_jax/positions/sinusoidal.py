@@ -1,8 +1,14 @@
 """Sinusoidal position encodings. Section 3.5."""
 
 import functools
+from collections.abc import Mapping
 
+import jax.numpy as jnp
 import numpy as np
+
+from transformer_jax.config import ModelConfig
+from transformer_jax.positions.table import rows_at
+from transformer_jax.shapes import Array, Float, Int
 
 
 @functools.cache
@@ -19,3 +25,10 @@ def sinusoids(num_positions: int, d_model: int, layout: str = 'interleaved') -> 
     table = pair.reshape(num_positions, d_model).astype(np.float32)
     table.setflags(write=False)
     return table
+
+
+def on_embedding(
+    config: ModelConfig, params: Mapping[str, Array], positions: Int[Array, 'B T']
+) -> Float[Array, 'B T D']:
+    """The sinusoids of these positions, which must be below `max_length`; one beyond reads as NaN."""
+    return rows_at(jnp.asarray(sinusoids(config.max_length, config.d_model, config.sinusoid_layout)), positions)

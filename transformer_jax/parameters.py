@@ -1,0 +1,12 @@
+"""What attention variants and position schemes say of the parameters they want made for them."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Parameter(NamedTuple):
+    """A parameter of a variant or of a position scheme: drawn by `initializer(rng, shape, dtype)`, float32."""
+
+    initializer: Callable
+    shape: tuple[int, ...]
+    logical_axes: tuple[str | None, ...]
