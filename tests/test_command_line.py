@@ -1,8 +1,10 @@
 """The command line: every verb on one small run, exit codes, and output that appears whole or not at all."""
 
+import gzip
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -113,7 +115,7 @@ def test_averages_are_taken_as_checkpoints(trained, capfdbinary, standard_input,
     found = json.loads(capfdbinary.readouterr().out.split(b'\n')[-2])
     assert (found['line'], found['source'], len(found['translations'])) == (1, 'a b', 2)
     assert found['translations'][0]['score'] >= found['translations'][1]['score']
-    assert run('average', '--run', trained, '--last', 2, '--out', tmp_path / 'mean') == 1
+    assert run('average', '--run', trained, '--last', 2, '--out', tmp_path / 'mean') == 2
     assert b'exists' in capfdbinary.readouterr().err
 
 
@@ -144,23 +146,103 @@ def test_show_counts_the_parameters_of_the_paper(size, count, pad, capsys):
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'message'),
+    ('verb', 'arguments', 'message'),
     [
-        (['--method', 'greedy', '--n-best', 2], 'n is 2'),
-        (['--beam-size', 'many'], 'config.decoding.beam_size'),
-        (['--checkpoint', 'nowhere'], 'nowhere'),
-        (['--config.model.d_model=16'], 'trained with 8'),
-        (['--config.decoding.beam=3'], 'did you mean decoding.beam_size'),
-        (['--input', 'missing.txt'], 'missing.txt'),
-        (['extra'], "unknown argument 'extra'"),
+        ('translate', ['--method', 'greedy', '--n-best', 2], 'n is 2; greedy gives one translation of a line'),
+        ('translate', ['--n-best', 9], 'n is 9; beam gives at most config.decoding.beam_size (4) translations'),
+        ('translate', ['--n-best', 0], '--n-best is 0; it must be at least 1'),
+        ('translate', ['--method', 'sampling', '--n-best', -3], '--n-best is -3; it must be at least 1'),
+        ('translate', ['--beam-size', 'many'], 'config.decoding.beam_size'),
+        ('translate', ['--config.model.d_model=16'], 'trained with 8'),
+        ('translate', ['--config.decoding.beam=3'], 'did you mean decoding.beam_size'),
+        ('translate', ['extra'], "unknown argument 'extra'"),
+        ('translate', ['--checkpoint', 'nowhere'], "'nowhere' is neither a step nor best nor latest nor a folder"),
+        ('translate', ['--checkpoint', 'nowhere'], 'steps 2, 4'),
+        ('translate', ['--checkpoint', '3'], 'no complete checkpoint of step 3; there are: 2, 4'),
+        ('evaluate', ['--checkpoint', ROOT], f'{ROOT} holds no parameters'),
+        ('evaluate', ['--checkpoint', '-1'], "'-1' is neither a step nor"),
+        ('evaluate', ['--checkpoint', '5'], 'no complete checkpoint of step 5; there are: 2, 4'),
+        ('evaluate', ['--examples', -1], '--examples is -1; it must be at least 0'),
+        ('evaluate', ['--config.optimizer.name=adamw'], 'trained with'),
+        ('average', ['--last', 3, '--out', 'mean'], '3 snapshots are to be averaged, but there are 2: 2, 4'),
+        ('average', ['--last', 0, '--out', 'mean'], 'last is 0'),
+        ('average', ['--steps', '2,7', '--out', 'mean'], 'no snapshots or checkpoints of steps 7; there are 2, 4'),
+        ('average', ['--steps', '2,two', '--out', 'mean'], "--steps is '2,two'"),
+        ('average', ['--steps', '2,2', '--out', 'mean'], 'each once'),
+        ('average', ['--last', 1, '--out', ROOT / 'README.md'], 'README.md exists already'),
+        ('average', ['--last', 1, '--out', 'mean', '--config.seed=3'], 'average takes no changes of the config'),
     ],
 )
-def test_bad_use_is_told_in_one_line(trained, arguments, message, standard_input, capsys):
+def test_bad_use_is_told_in_one_line_and_ends_with_2(
+    trained, verb, arguments, message, standard_input, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     standard_input(b'a\n')
-    assert run('translate', '--run', trained, *arguments) in (1, 2)
+    assert run(verb, '--run', trained, *arguments) == 2
     error = capsys.readouterr().err
     assert message in error
     assert 'Traceback' not in error
+    assert len(error.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_input_that_can_not_be_read_is_named_with_its_line_before_the_model_is_loaded(
+    trained, standard_input, capsys, tmp_path, monkeypatch
+):
+    (tmp_path / 'good').write_bytes(b'a b\nc\n')
+    (tmp_path / 'bad').write_bytes(b'a\nb \xff c\nd\n')
+    (tmp_path / 'cut.gz').write_bytes(gzip.compress(b'a b c\n' * 99)[:-9])
+    (tmp_path / 'plain.gz').write_bytes(b'a\n')
+    (tmp_path / 'locked').write_bytes(b'a\n')
+    (tmp_path / 'locked').chmod(0)
+    loaded = []
+    monkeypatch.setattr(translate_command, 'load_translator', lambda *options: loaded.append(options))
+    cases = [
+        (['--input', tmp_path / 'missing'], f'{tmp_path}/missing can not be read: No such file or directory'),
+        (['--input', tmp_path], f'{tmp_path} can not be read: Is a directory'),
+        (['--input', tmp_path / 'bad'], f'{tmp_path}/bad line 2: not UTF-8 at byte 2 of the line'),
+        (['--input', tmp_path / 'cut.gz'], f'{tmp_path}/cut.gz can not be read: Compressed file ended before'),
+        (['--input', tmp_path / 'plain.gz'], f'{tmp_path}/plain.gz can not be read: Not a gzipped file'),
+        (['--input', tmp_path / 'good', '--prefix-file', tmp_path / 'missing'], f'{tmp_path}/missing can not be read'),
+        (['--input', tmp_path / 'good', '--prefix-file', tmp_path / 'bad'], f'{tmp_path}/bad line 2: not UTF-8'),
+        (
+            ['--input', tmp_path / 'good', '--prefix-file', ROOT / 'LICENSE'],
+            f'{ROOT}/LICENSE has {len((ROOT / "LICENSE").read_bytes().splitlines())} lines, but {tmp_path}/good has 2',
+        ),
+        (['--prefix-file', '-'], '--prefix-file and --input are both standard input'),
+        (['--prefix-file', tmp_path / 'good'], f'{tmp_path}/good has 2 lines, but standard input has 3'),
+    ]
+    if os.geteuid():
+        cases.append((['--input', tmp_path / 'locked'], f'{tmp_path}/locked can not be read: Permission denied'))
+    for arguments, message in cases:
+        standard_input(b'a\nb\nc\n')
+        assert run('translate', '--run', trained, *arguments) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert len(error.splitlines()) == 1
+    standard_input(b'a\n\xc3\n')
+    assert run('translate', '--run', trained) == 2
+    assert 'standard input line 2: not UTF-8' in capsys.readouterr().err
+    assert loaded == []
+
+
+@pytest.mark.parametrize('verb', ['train', 'show', 'evaluate', 'translate'])
+def test_every_verb_checks_the_whole_config(verb, trained, standard_input, capsys, tmp_path):
+    """A run whose stored config no version of this package would train: a field that its optimizer does not read."""
+    folder = tmp_path / 'run'
+    shutil.copytree(trained, folder)
+    stored = json.loads((folder / 'config.json').read_text())
+    stored['optimizer'] |= {'name': 'lion', 'epsilon': 1e-3}
+    (folder / 'config.json').write_text(json.dumps(stored))
+    standard_input(b'a\n')
+    assert run(verb, '--run', folder) == 2
+    error = capsys.readouterr().err
+    assert "config.optimizer.epsilon is 0.001, but config.optimizer.name='lion' does not read it" in error
+    page = f'--config={ROOT / "configs" / "copy_tiny.py"}'
+    if verb in ('train', 'show'):
+        assert run(verb, page, '--run', tmp_path / 'new', '--config.optimizer.schedule.peak=0.1') == 2
+        assert 'config.optimizer.schedule.peak' in capsys.readouterr().err
+        assert not (tmp_path / 'new').exists()
 
 
 def test_no_run_no_output_and_an_output_that_exists(trained, capsys, standard_input, tmp_path):
@@ -212,8 +294,10 @@ def test_formats():
     formats = {
         (1, False): ('eins', ''),
         (1, True): ('-0.500000\teins', '\t'),
-        (2, False): ('31\teins\n31\tzwei', '32\t'),
-        (2, True): ('31\t-0.500000\teins\n31\t-1.250000\tzwei', '32\t\t'),
+        # Always as many lines as were asked for, so that a reader may count them.
+        (2, False): ('31\teins\n31\tzwei', '32\t\n32\t'),
+        (2, True): ('31\t-0.500000\teins\n31\t-1.250000\tzwei', '32\t\t\n32\t\t'),
+        (3, True): ('31\t-0.500000\teins\n31\t-1.250000\tzwei\n31\t\t', '32\t\t\n32\t\t\n32\t\t'),
     }
     for (n_best, scores), (full, blank) in formats.items():
         write = translate_command.make_formatter('text', n_best=n_best, scores=scores)

@@ -77,6 +77,7 @@ def evaluate(options: argparse.Namespace) -> None:
     """Scores a run on one split."""
     from transformer_jax.commands.evaluate import evaluate_run
 
+    _require_at_least('--examples', options.examples, 0)
     if options.batch_tokens is not None:
         options.changes['evaluation.batch_tokens'] = options.batch_tokens
     evaluate_run(options.run, options.split, options.checkpoint, changes=options.changes, num_examples=options.examples)
@@ -85,14 +86,21 @@ def evaluate(options: argparse.Namespace) -> None:
 def translate(options: argparse.Namespace) -> None:
     """Translates lines of text: one line out for each line in."""
     from transformer_jax.commands import translate as command
+    from transformer_jax.commands.validation import open_checked_run
+    from transformer_jax.decoding.width import check_count
 
+    _require_at_least('--n-best', options.n_best, 1)
     flags = {'method': options.method, 'beam_size': options.beam_size, 'alpha': options.alpha}
     flags |= {'batch_size': options.batch_size}
     options.changes |= {f'decoding.{name}': value for name, value in flags.items() if value is not None}
     command.check_output(options.output, force=options.force)
-    translator = command.load_translator(options.run, options.checkpoint, options.changes)
+    run = open_checked_run(options.run, options.changes)
+    check_count(options.n_best, run.config.decoding)
     lines = command.read_input(options.input)
-    prefixes = None if options.prefix_file is None else command.read_input(options.prefix_file)
+    prefixes = None
+    if options.prefix_file is not None:
+        prefixes = command.read_prefixes(options.prefix_file, input_name=options.input, num_lines=len(lines))
+    translator = command.load_translator(run, options.checkpoint)
     translations = command.translate_lines(translator, lines, prefixes, n_best=options.n_best)
     write = command.make_formatter(options.format, n_best=options.n_best, scores=options.scores)
     with command.open_output(options.output, force=options.force) as output:
@@ -104,6 +112,8 @@ def average(options: argparse.Namespace) -> None:
     """Averages the parameters of several checkpoints of a run."""
     from transformer_jax.checkpoints.average import average_run
 
+    if options.changes:
+        raise ConfigError(f'average takes no changes of the config: --config.{next(iter(options.changes))}')
     steps = None if options.steps is None else _parse_steps(options.steps)
     average_run(options.run, last=options.last, steps=steps, out=options.out)
     print(f'the average is in {options.out}: evaluate and translate take it as --checkpoint {options.out}')
@@ -126,6 +136,11 @@ def _load_config(options: argparse.Namespace) -> Config:
     from transformer_jax.checkpoints.run_folder import RunFolder
 
     return overlay(config_from_dict(RunFolder.open(options.run).read_config()), options.changes)
+
+
+def _require_at_least(flag: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f'{flag} is {value}; it must be at least {least}')
 
 
 def _parse_steps(text: str) -> list[int]:

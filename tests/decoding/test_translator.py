@@ -17,6 +17,7 @@ from tests.decoding.toy_models import (
 )
 from transformer_jax.config import ConfigError, DecodingConfig
 from transformer_jax.decoding.translator import Translator
+from transformer_jax.decoding.width import count_bytes
 
 VOCAB = 11
 
@@ -178,7 +179,7 @@ def test_the_number_of_programs_stays_bounded(model, params):
 
 def test_what_cannot_be_done_is_refused(model, params):
     translator = make_translator(model, params, beam_size=3)
-    with pytest.raises(ValueError, match='n is 4; beam gives 1 to 3'):
+    with pytest.raises(ValueError, match=r'n is 4; beam gives at most config.decoding.beam_size \(3\)'):
         translator.translate_n_best(['w4'], 4)
     with pytest.raises(ValueError, match='2 prefixes for 1 lines'):
         translator.translate(['w4'], prefixes=['w4', 'w5'])
@@ -192,6 +193,33 @@ def test_what_cannot_be_done_is_refused(model, params):
         Translator(model, params, WordVocabulary(9), DecodingConfig())
     with pytest.raises(ConfigError, match='alpha is 90'):
         make_translator(model, params, alpha=90.0, length_penalty='power')
+    for n, method in ((0, 'beam'), (0, 'greedy'), (-1, 'sampling')):
+        with pytest.raises(ValueError, match=f'n is {n}; it must be at least 1'):
+            make_translator(model, params, method=method).translate_n_best(['w4'], n)
     broken = dict(params, table=params['table'] * np.nan)
     with pytest.raises(ValueError, match='no finite probabilities for line 1'):
         make_translator(model, broken).translate(['w4'])
+
+
+@pytest.mark.parametrize(
+    ('call', 'name'),
+    [
+        (lambda translator: translator.translate('w4 w5'), 'texts'),
+        (lambda translator: translator.translate_n_best('w4', 2), 'texts'),
+        (lambda translator: translator.translate(['w4', 'w5'], prefixes='w4'), 'prefixes'),
+        (lambda translator: translator.score('w4', ['w4']), 'sources'),
+        (lambda translator: translator.score(['w4'], 'w4'), 'targets'),
+    ],
+)
+def test_a_single_text_is_no_list_of_texts(model, params, call, name):
+    with pytest.raises(TypeError, match=f"{name} is the one text 'w4.*must be a list of texts"):
+        call(make_translator(model, params))
+
+
+def test_a_beam_beyond_all_use_is_refused_with_what_it_would_take(model, params):
+    make_translator(model, params, beam_size=1000)
+    make_translator(model, params, beam_size=1001, method='greedy')
+    with pytest.raises(ConfigError, match=r'beam_size is 1,001; it must be at most 1,000\. .*batch_size 8 sentences'):
+        make_translator(model, params, beam_size=1001)
+    # Its logits are V floats; its cache is the subwords read so far, two more, and three numbers a sentence.
+    assert count_bytes(model, 7) == 7 * 4 * (VOCAB + model.max_length + 2 + 3)

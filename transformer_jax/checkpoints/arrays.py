@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from transformer_jax.checkpoints.digests import CheckpointError, DamagedError
+from transformer_jax.checkpoints.digests import CheckpointError, DamagedError, RequestError
 
 Parts = dict[str, dict[str, Any]]  # part -> path -> leaf
 ROOT = 'root'  # the part of leaves that hang on the root itself
@@ -20,7 +20,7 @@ _GENERATORS = {'key<fry>': 'threefry2x32', 'key<rbg>': 'rbg', 'key<urbg>': 'unsa
 _SHOWN = 8  # differences an error lists
 
 
-class MismatchError(CheckpointError):
+class MismatchError(RequestError):
     """A sound checkpoint of another tree than the one asked for."""
 
 

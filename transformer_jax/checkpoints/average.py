@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from transformer_jax.checkpoints.digests import CheckpointError
+from transformer_jax.checkpoints.digests import RequestError
 from transformer_jax.checkpoints.entries import Entries, Report
-from transformer_jax.checkpoints.parameters import read_parameters, write_parameters
+from transformer_jax.checkpoints.parameters import read_parameters, require_free, write_parameters
 from transformer_jax.checkpoints.run_folder import RunFolder
 from transformer_jax.shapes import Params
 
@@ -67,7 +67,7 @@ def average_run(
 
     Named steps may be snapshots or checkpoints. The steps go into the info of `out`. Without `abstract_params` the
     parameters are taken as they were saved, as nested dicts. Raises ValueError unless exactly
-    one of `last` and `steps` is given, and CheckpointError when there are fewer than asked for, or `out` exists.
+    one of `last` and `steps` is given, and RequestError when there are fewer than asked for, or `out` exists.
     """
     if (last is None) == (steps is None):
         raise ValueError(f'give either last or steps to average; last is {last} and steps is {steps}')
@@ -75,6 +75,7 @@ def average_run(
         raise ValueError(f'last is {last}; it must be at least 1')
     if steps is not None and (not steps or len(set(steps)) != len(steps)):
         raise ValueError(f'steps is {steps}; name at least one step, and each once')
+    require_free(out)  # before minutes of work
     if not isinstance(folder, RunFolder):
         folder = RunFolder.open(folder)
     snapshots = {entry.step: entry.folder for entry in Entries(folder.snapshots, report).find()}
@@ -86,7 +87,7 @@ def average_run(
 
 def _last(snapshots: dict[int, epath.Path], last: int) -> dict[int, epath.Path]:
     if len(snapshots) < last:
-        raise CheckpointError(
+        raise RequestError(
             f'{last} snapshots are to be averaged, but there are {len(snapshots)}: {_list(snapshots)}. '
             'config.checkpoint.average_keep says how many are kept'
         )
@@ -99,9 +100,7 @@ def _named(
     found = {entry.step: entry.folder for entry in Entries(folder.checkpoints, report).find()} | snapshots
     missing = [step for step in steps if step not in found]
     if missing:
-        raise CheckpointError(
-            f'there are no snapshots or checkpoints of steps {_list(missing)}; there are {_list(found)}'
-        )
+        raise RequestError(f'there are no snapshots or checkpoints of steps {_list(missing)}; there are {_list(found)}')
     return {step: found[step] for step in steps}
 
 

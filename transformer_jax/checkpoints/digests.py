@@ -9,6 +9,7 @@ from typing import Any
 from etils import epath
 
 from transformer_jax.checkpoints import files
+from transformer_jax.config import ConfigError
 
 MANIFEST = 'manifest.json'
 ARRAYS = 'arrays'  # the folder beside the manifest that holds a folder for each part
@@ -19,6 +20,10 @@ _READERS = 4  # files hashed at once
 
 class CheckpointError(RuntimeError):
     """A checkpoint that can't be written, found or used; the message names the folder and what is wrong with it."""
+
+
+class RequestError(CheckpointError, ConfigError):
+    """A request that what is there can't meet: bad use, not a failure. The message names what there is."""
 
 
 class DamagedError(CheckpointError):

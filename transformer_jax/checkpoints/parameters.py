@@ -7,7 +7,7 @@ from typing import Any
 from etils import epath
 
 from transformer_jax.checkpoints import arrays, digests, files
-from transformer_jax.checkpoints.digests import CheckpointError
+from transformer_jax.checkpoints.digests import CheckpointError, RequestError
 from transformer_jax.checkpoints.writing import Writing
 from transformer_jax.shapes import Params
 
@@ -17,16 +17,10 @@ PART = 'params'
 def write_parameters(path: str | os.PathLike[str], params: Params, info: dict[str, Any]) -> None:
     """Writes parameters and what is known of them (JSON) into a new folder, whole or not at all.
 
-    Raises CheckpointError when something lies there already, when the parameters are not finite, or when writing fails.
+    Raises RequestError when something lies there already, CheckpointError when the parameters are not finite or when
+    writing fails.
     """
-    final = files.make_absolute(path)
-    if final.exists():
-        raise CheckpointError(f'{final} exists already and is not overwritten; remove it or give another name')
-    unfinished = final.parent / f'{final.name}.writing'
-    if unfinished.exists():
-        raise CheckpointError(
-            f'{unfinished} exists: another process writes it, or one that was cut off left it; remove it'
-        )
+    final = require_free(path)
     content = manifest_content('parameters', info=info)
     writing = Writing(final, arrays.split({PART: params}), content)
     try:
@@ -34,6 +28,19 @@ def write_parameters(path: str | os.PathLike[str], params: Params, info: dict[st
     except Exception as error:
         writing.abandon()
         raise CheckpointError(f'writing parameters to {final} failed: {type(error).__name__}: {error}') from error
+
+
+def require_free(path: str | os.PathLike[str]) -> epath.Path:
+    """The absolute path of a folder that may be written. Raises RequestError when something lies there already."""
+    final = files.make_absolute(path)
+    if final.exists():
+        raise RequestError(f'{final} exists already and is not overwritten; remove it or give another name')
+    unfinished = final.parent / f'{final.name}.writing'
+    if unfinished.exists():
+        raise RequestError(
+            f'{unfinished} exists: another process writes it, or one that was cut off left it; remove it'
+        )
+    return final
 
 
 def read_parameters(

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from etils import epath
 
 from transformer_jax.checkpoints import arrays, digests, files, parameters
-from transformer_jax.checkpoints.digests import CheckpointError, DamagedError
+from transformer_jax.checkpoints.digests import CheckpointError, DamagedError, RequestError
 from transformer_jax.checkpoints.entries import Entries, Entry, Report, name_of
 from transformer_jax.checkpoints.parameters import read_parameters, write_parameters
 from transformer_jax.checkpoints.run_folder import RunFolder
@@ -155,7 +155,7 @@ class Store:
 
         `abstract_state` is a tree of ShapeDtypeStructs whose shardings say where each leaf goes. Every file is checked
         before use. When the newest is damaged that is reported, it is moved aside, and the one before is taken; a
-        damaged `step` raises. Raises CheckpointError when none is good, MismatchError when the tree is another.
+        damaged `step` raises. Raises RequestError when there is none, MismatchError when the tree is another.
         """
         self.wait()
 
@@ -256,7 +256,7 @@ class Store:
             if entry.step == step:
                 return entry
         have = ', '.join(str(number) for number in sorted({entry.step for entry in found})) or 'none'
-        raise CheckpointError(f'{self._folder.path} has no complete checkpoint of step {step}; there are: {have}')
+        raise RequestError(f'{self._folder.path} has no complete checkpoint of step {step}; there are: {have}')
 
     def _choose(self, step: int | str | None) -> list[Entry]:
         """Where parameters may come from, in order of preference."""
@@ -265,7 +265,7 @@ class Store:
         entries = self._checkpoints.find()
         ranked = [] if step == 'latest' else _rank(entries)
         if step == 'best' and not ranked:
-            raise CheckpointError(f'no checkpoint in {self._folder.checkpoints} has a score, so none is best')
+            raise RequestError(f'no checkpoint in {self._folder.checkpoints} has a score, so none is best')
         return ranked + [entry for entry in entries[::-1] if entry not in ranked]
 
     def _first_good(self, find: Callable[[], list[Entry]], read: Callable[[Entry], Any]) -> tuple[Entry, Any]:
@@ -286,7 +286,7 @@ class Store:
         if problems:
             raise DamagedError('no good checkpoint is left:\n  ' + '\n  '.join(problems.values()))
         self._refuse_only_broken()
-        raise CheckpointError(f'there is no checkpoint in {self._folder.checkpoints}')
+        raise RequestError(f'there is no checkpoint in {self._folder.checkpoints}')
 
     def _move_aside(self, damaged: Iterable[epath.Path]) -> None:
         # Their numbers must be free when the run comes to these steps again, and no keep rule may count them.

@@ -7,9 +7,8 @@ from typing import Any
 from etils import epath
 
 from transformer_jax.commands.evaluator import make_evaluator, say
-from transformer_jax.config import ConfigError
+from transformer_jax.commands.validation import open_checked_run
 from transformer_jax.data.corpus import open_corpus
-from transformer_jax.decoding.opened_run import open_run
 
 
 def evaluate_run(
@@ -24,9 +23,7 @@ def evaluate_run(
 
     The result, the translations and the references go into a new folder under the run's `evaluations`.
     """
-    if num_examples < 0:
-        raise ConfigError(f'--examples is {num_examples}; it must be at least 0')
-    run = open_run(run_dir, changes)
+    run = open_checked_run(run_dir, changes)
     params, known = run.load_params(checkpoint, report=say)
     name = f'step {known["step"]:,}' if known.get('step') is not None else f'the parameters in {checkpoint}'
     say(f'evaluating {name} on {split}')

@@ -10,6 +10,7 @@ from etils import epath
 
 from transformer_jax import models
 from transformer_jax.checkpoints.run_folder import RunFolder
+from transformer_jax.commands.validation import check_config
 from transformer_jax.config import Config, ConfigError, walk
 from transformer_jax.data import make_source
 from transformer_jax.data.pipeline import TrainingBatches
@@ -22,7 +23,7 @@ from transformer_jax.parallel.mesh import make_mesh, num_data_shards
 
 def describe(config: Config, run_dir: str | os.PathLike[str] | None) -> Iterator[str]:
     """Lines about the config, the model, the mesh and, where the run's data are prepared, the batches."""
-    models.validate(config)
+    check_config(config)
     if run_dir is not None:
         _require_same_run(config, RunFolder.open(run_dir))
     default = {path: value for path, _, value in walk(Config())}

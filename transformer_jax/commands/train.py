@@ -10,22 +10,19 @@ from transformer_jax.attention.api import resolve
 from transformer_jax.checkpoints.run_folder import RunFolder, versions
 from transformer_jax.checkpoints.store import Store
 from transformer_jax.commands.evaluator import make_evaluator, say
+from transformer_jax.commands.validation import check_config
 from transformer_jax.config import Config
 from transformer_jax.data.corpus import open_corpus
 from transformer_jax.data.pipeline import TrainingBatches
 from transformer_jax.overlay import config_to_dict, fixed_differences
 from transformer_jax.parallel.mesh import make_mesh, num_data_shards
 from transformer_jax.training.loop import train
-from transformer_jax.training.optimizer import check_optimizer
 from transformer_jax.training.reporting import Reporter
-from transformer_jax.training.schedule import check_schedule
 
 
 def train_run(config: Config, run_dir: str | os.PathLike[str]) -> int | None:
     """Trains a new run, or resumes the one in the folder. Returns the signal that stopped it, or None when done."""
-    models.validate(config)
-    check_schedule(config.optimizer.schedule, config.train.steps)
-    check_optimizer(config.optimizer)
+    check_config(config)
     if config.execution.compilation_cache is not None:
         jax.config.update('jax_compilation_cache_dir', config.execution.compilation_cache)
     primary = jax.process_index() == 0

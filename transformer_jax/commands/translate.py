@@ -1,20 +1,22 @@
 """The verb `translate`: lines of text in, as many out, whole or not at all."""
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO
 
 from etils import epath
 
 from transformer_jax.commands.evaluator import say
+from transformer_jax.config import ConfigError
 from transformer_jax.data.text_files import read_lines
-from transformer_jax.decoding.opened_run import open_run
+from transformer_jax.decoding.opened_run import OpenedRun
 from transformer_jax.decoding.translator import Counts, Translation, Translator
 
 STANDARD = '-'  # the name of standard input and of standard output
@@ -31,6 +33,17 @@ def read_input(name: str) -> list[str]:
             return list(read_lines(copy.name))
         except ValueError as error:
             raise ValueError(str(error).replace(copy.name, 'standard input')) from error
+
+
+def read_prefixes(name: str, *, input_name: str, num_lines: int) -> list[str]:
+    """The prefix of each of the `num_lines` lines of the input. Raises `ValueError` for another number of them."""
+    if name == input_name == STANDARD:
+        raise ConfigError('--prefix-file and --input are both standard input; at least one must be a file')
+    prefixes = read_input(name)
+    if len(prefixes) != num_lines:
+        one, other = ('standard input' if name == STANDARD else name for name in (name, input_name))
+        raise ValueError(f'{one} has {len(prefixes):,} lines, but {other} has {num_lines:,}; each line needs its own')
+    return prefixes
 
 
 def check_output(name: str, *, force: bool) -> None:
@@ -70,13 +83,14 @@ def open_output(name: str, *, force: bool) -> Iterator[IO[bytes]]:
 def make_formatter(kind: str, *, n_best: int, scores: bool) -> Callable[[int, str, Sequence[Translation]], str]:
     """From `(line number from 1, source, translations)` to what is written for that line, without the last LF.
 
-    'text' is the best translation alone. `scores` puts `SCORE TAB` before it, and `n_best` above 1 writes a line for
-    each with `NUMBER TAB` first. 'jsonl' is one object a line of input, whatever the rest.
+    'text' is the best translation alone. `scores` puts `SCORE TAB` before it, and `n_best` above 1 writes `n_best`
+    lines with `NUMBER TAB` first: a blank line of input has that many blank translations without a score, and so are
+    those that the model has too few of. 'jsonl' is one object a line of input with the translations there are.
     """
 
     def as_text(number: int, source: str, translations: Sequence[Translation]) -> str:
         lines = []
-        for one in translations or [None]:  # a blank line has no translation and stays a line
+        for one in itertools.islice(itertools.chain(translations, itertools.repeat(None)), n_best):
             columns = [str(number)] if n_best > 1 else []
             columns += ['' if one is None else f'{one.score:.6f}'] if scores else []
             lines.append('\t'.join([*columns, '' if one is None else one.text]))
@@ -98,9 +112,8 @@ def make_formatter(kind: str, *, n_best: int, scores: bool) -> Callable[[int, st
     return {'text': as_text, 'jsonl': as_json}[kind]
 
 
-def load_translator(run_dir: str, checkpoint: str | None, changes: Mapping[str, Any]) -> Translator:
-    """The translator of a run with the changes of the command line."""
-    run = open_run(run_dir, changes)
+def load_translator(run: OpenedRun, checkpoint: str | None) -> Translator:
+    """The translator of a run that was opened with the changes of the command line."""
     params, _ = run.load_params(checkpoint, report=say)
     return Translator(run.model, params, run.vocabulary, run.config.decoding, report=say)
 

@@ -144,7 +144,8 @@ def _read_raw_lines(path: str, *, keep_mark: bool = False) -> Iterator[bytes]:
             for index, line in enumerate(lines):  # binary files end a line at LF alone
                 yield line.removeprefix(_BYTE_ORDER_MARK) if index == 0 and not keep_mark else line
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f'{path} can not be read: {error}') from error
+        reason = getattr(error, 'strerror', None) or error
+        raise ValueError(f'{path} can not be read: {reason}') from error
 
 
 def _decode(path: str, index: int, line: bytes) -> str:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from etils import epath
 
 from transformer_jax import models
+from transformer_jax.checkpoints.digests import MANIFEST, RequestError
 from transformer_jax.checkpoints.run_folder import RunFolder
 from transformer_jax.checkpoints.store import Store
 from transformer_jax.config import Config, ConfigError
@@ -28,19 +30,33 @@ class OpenedRun:
     model: Model
 
     def load_params(
-        self, checkpoint: str | int | None = None, *, report: Callable[[str], None] = print
+        self, checkpoint: str | int | os.PathLike[str] | None = None, *, report: Callable[[str], None] = print
     ) -> tuple[Params, dict[str, Any]]:
         """Parameters and what is known of them.
 
         `checkpoint` is a step, 'best', 'latest', or a folder of averaged or exported parameters; None takes the best
         where the run has scores, else the latest. Where the run keeps a moving average of its parameters, that is what
-        is meant, as in its own evaluations.
+        is meant, as in its own evaluations. Raises `RequestError` naming what there is when that is not there.
         """
         abstract = jax.eval_shape(self.model.init, jax.random.key(0))
         step = int(checkpoint) if isinstance(checkpoint, str) and checkpoint.isdecimal() else checkpoint
         part = 'params' if self.config.train.ema_decay is None else 'average'
         with Store(self.folder, self.config.checkpoint, report=report) as store:
+            if step is not None and not isinstance(step, int) and step not in ('best', 'latest'):
+                _require_parameters(step, store, self.folder)
             return store.restore_params(abstract, step, part=part)
+
+
+def _require_parameters(path: str | os.PathLike[str], store: Store, folder: RunFolder) -> None:
+    """Refuses what is no folder of parameters before a reader finds it damaged."""
+    if not epath.Path(path).is_dir():
+        steps = ', '.join(map(str, sorted({*store.steps(), *store.snapshots()}))) or 'none'
+        raise RequestError(
+            f'checkpoint {str(path)!r} is neither a step nor best nor latest nor a folder of parameters; '
+            f'{folder.path} has the steps {steps}'
+        )
+    if not (epath.Path(path) / MANIFEST).exists():
+        raise RequestError(f'{os.fspath(path)} holds no parameters: it has no {MANIFEST}')
 
 
 def open_run(path: str | os.PathLike[str], changes: Mapping[str, Any]) -> OpenedRun:

@@ -23,6 +23,7 @@ from transformer_jax.decoding.opened_run import open_run
 from transformer_jax.decoding.requests import Request, group_requests, seed_of
 from transformer_jax.decoding.sampling import Sampling
 from transformer_jax.decoding.search import Searcher
+from transformer_jax.decoding.width import check_count, check_width
 from transformer_jax.models.interface import Model
 from transformer_jax.models.likelihood import token_log_probabilities
 from transformer_jax.shapes import Params, PRNGKey
@@ -79,6 +80,7 @@ class Translator:
                 f'config.decoding.min_length is {config.min_length}; with eos that is above the longest output of the '
                 f'model, config.model.max_length {model.max_length}'
             )
+        check_width(model, config)
         self._penalty = LengthPenalty(config.length_penalty, config.alpha)
         self._penalty.check(model.max_length)
         self.model = model
@@ -133,9 +135,11 @@ class Translator:
         Beam: `n` different sequences of subwords, finished ones before unfinished, at most `beam_size`; fewer only
         where no more exist within the limit on length. Sampling: `n` draws. `prefixes` are texts that the translations
         must start with, '' for none. `rng` (default: key 0) makes the draws of sampling; a line's draws do not depend
-        on its neighbours or its place. Raises `ValueError` for an `n` that the method can not give.
+        on its neighbours or its place. Raises `ValueError` for an `n` that the method can not give, and `TypeError` for
+        a single text in the place of a list.
         """
-        self._check_count(n)
+        check_count(n, self.config)
+        _require_lines(texts=texts, prefixes=prefixes)
         if prefixes is not None and len(prefixes) != len(texts):
             raise ValueError(f'there are {len(prefixes)} prefixes for {len(texts)} lines')
         before = Counts(**vars(self.counts))
@@ -162,6 +166,7 @@ class Translator:
 
         A source too long for the model is cut and counted; a target too long raises `ValueError`.
         """
+        _require_lines(sources=sources, targets=targets)
         if len(sources) != len(targets):
             raise ValueError(f'there are {len(sources)} sources and {len(targets)} targets')
         before = Counts(**vars(self.counts))
@@ -184,12 +189,6 @@ class Translator:
             Translation(text, tuple(ids[:-1]), float(total), self._score(float(total), len(ids)), len(ids), True)
             for text, ids, total in zip(targets, target_ids, sums, strict=True)
         ]
-
-    def _check_count(self, n: int) -> None:
-        most = {'greedy': 1, 'beam': self.config.beam_size}.get(self.config.method)
-        if n < 1 or (most is not None and n > most):
-            hint = "use config.decoding.method='beam'" if self.config.method == 'greedy' else 'raise beam_size'
-            raise ValueError(f'n is {n}; {self.config.method} gives 1 to {most} translations of a line; {hint}')
 
     def _searcher(self, n: int) -> Searcher:
         if n not in self._searchers:
@@ -265,6 +264,13 @@ class Translator:
             self._report(f'{_lines(cut)} longer than {self.model.max_length:,} subwords with eos and cut to that')
         if unfinished := self.counts.unfinished - before.unfinished:
             self._report(f'{_lines(unfinished)} given a translation that the limit on length cut')
+
+
+def _require_lines(**arguments: Sequence[str] | None) -> None:
+    """A text is a sequence of texts to Python, and would be translated letter by letter."""
+    for name, lines in arguments.items():
+        if isinstance(lines, str | bytes):
+            raise TypeError(f'{name} is the one text {lines!r:.60}; it must be a list of texts, as [{lines!r:.60}]')
 
 
 def _lines(count: int) -> str:
