@@ -123,13 +123,26 @@ def test_another_vocabulary_is_refused_with_both_fingerprints(tmp_path):
 
 
 def test_a_start_that_came_to_nothing_makes_room_for_another_and_one_that_did_not_stays(tmp_path):
-    with start(tmp_path, seed=1) as folder:
-        folder.withdraw()
-    with start(tmp_path, seed=2) as folder:
+    with start(tmp_path / 'run', seed=1) as folder:
         folder.vocabulary.mkdir()
+        folder.data.mkdir()
+        folder.update_record(device='cpu')
+        folder.withdraw()
+    assert not (tmp_path / 'run').exists()
+    with start(tmp_path / 'run', seed=2) as folder:
+        folder.vocabulary.mkdir()
+    with start(tmp_path / 'run', seed=2) as folder:
         folder.withdraw()
     with pytest.raises(RunFolderError, match='seed: 2 in the run, 3 now'):
-        start(tmp_path, seed=3)
+        start(tmp_path / 'run', seed=3)
+    folder.vocabulary.rmdir()  # of a start that was killed, its config is all that is left
+    with start(tmp_path / 'run', seed=2) as folder:
+        folder.withdraw()
+    assert list((tmp_path / 'run').iterdir()) == []
+    with start(tmp_path / 'new') as folder:
+        (folder.path / 'notes').write_text('mine')
+        folder.withdraw()
+    assert [path.name for path in (tmp_path / 'new').iterdir()] == ['notes']
 
 
 def test_places_lie_inside_the_folder_and_a_relative_path_survives_a_change_of_directory(tmp_path, monkeypatch):
@@ -146,3 +159,24 @@ def test_places_lie_inside_the_folder_and_a_relative_path_survives_a_change_of_d
 
 def test_versions_name_what_shapes_the_numbers():
     assert {'python', 'jax', 'flax', 'orbax-checkpoint'} <= set(versions())
+
+
+def test_another_text_is_refused_by_the_names_of_what_changed(tmp_path):
+    text = {'train': {'a.en': '1', 'a.de': '2'}, 'validation': {'b.tsv': '3'}}
+    with start(tmp_path) as folder:
+        RunFolder.open(tmp_path).check_text({})  # nothing is known yet, and a reader does not decide
+        folder.check_text(text)
+        folder.check_text(text)
+    with start(tmp_path) as folder:
+        folder.check_text(text)
+        for other, names in (
+            (text | {'train': {'a.en': '1', 'a.de': '4'}}, r'a\.de \(train\) changed'),
+            ({'train': text['train']}, r'b\.tsv \(validation\) changed'),
+            (
+                text | {'train': {'a.en': '9', 'c.de': '2'}},
+                r'a\.de \(train\), a\.en \(train\), c\.de \(train\) changed',
+            ),
+        ):
+            with pytest.raises(RunFolderError, match=f'started with: {names}'):
+                folder.check_text(other)
+        assert folder.read_record() == {'text': text}

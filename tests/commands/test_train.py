@@ -148,6 +148,93 @@ def test_a_config_that_can_not_run_makes_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / 'run').exists()
 
 
+WORDS = ('eins', 'zwei', 'drei', 'vier', 'Haus', 'Hund', 'Katze')
+
+
+def write_text(folder: Path) -> Config:
+    """A run on three pairs of small files, of different lengths."""
+    changes: dict[str, Any] = {'data.source': 'text_files', 'vocabulary.size': 40}
+    for number, (split, num_lines) in enumerate({'train': 61, 'validation': 7, 'test': 5}.items()):
+        for side, shift in (('source', 0), ('target', 3)):
+            lines = [
+                ' '.join(WORDS[(i * i + shift + number + j) % 7] for j in range(2 + i % 2)) for i in range(num_lines)
+            ]
+            path = folder / f'{split}.{side}'
+            path.write_text('\n'.join(lines) + '\n')
+            changes[f'data.text_files.{split}_{side}'] = str(path)
+    return overlay(CONFIG, changes | {'data.max_length': 17, 'data.batch_tokens': 170})
+
+
+def test_changed_or_missing_training_text_is_refused_by_name_and_test_text_may_change(tmp_path: Path) -> None:
+    config, run = write_text(tmp_path), tmp_path / 'run'
+    assert len(start(config, run)) == 1
+    assert len(start(config, run)) == 1
+    before = describe_files(run)
+    for name in ('train.source', 'train.target', 'validation.target'):
+        path = tmp_path / name
+        content = path.read_text()
+        path.write_text(content.replace('eins', 'acht', 1))
+        assert path.read_text() != content
+        with pytest.raises(ConfigError) as refused:
+            start(config, run)
+        split = name.partition('.')[0]
+        assert f'no longer what the run was started with: {path} ({split}) changed' in str(refused.value)
+        path.unlink()
+        with pytest.raises(ValueError, match=f'{path} can not be read: No such file or directory'):
+            start(config, run)
+        path.write_text(content)
+    assert describe_files(run) == before
+    (tmp_path / 'test.source').write_text('fünf\n' * 5)
+    assert len(start(config, run)) == 1
+
+
+def test_a_run_from_before_texts_were_recorded_records_them(tmp_path: Path) -> None:
+    config, run = write_text(tmp_path), tmp_path / 'run'
+    start(config, run)
+    record = json.loads((run / 'record.json').read_text())
+    assert sorted(record['text']['train']) == [str(tmp_path / 'train.source'), str(tmp_path / 'train.target')]
+    (run / 'record.json').write_text(json.dumps({name: record[name] for name in record if name != 'text'}))
+    assert len(start(config, run)) == 1
+    assert json.loads((run / 'record.json').read_text())['text'] == record['text']
+
+
+@pytest.mark.parametrize('split', ['train', 'validation', 'test'])
+def test_bad_files_of_any_split_are_found_before_a_run_is_made_of_the_others(tmp_path: Path, split: str) -> None:
+    config, run = write_text(tmp_path), tmp_path / 'run'
+    source, target = (tmp_path / f'{split}.{side}' for side in ('source', 'target'))
+    num_lines = len(source.read_text().splitlines())
+    content = target.read_bytes()
+    faults = {
+        b'': f'{target} is empty',
+        content + b'mehr\n': f'{source} has {num_lines} lines but {target} has {num_lines + 1} lines',
+        content[:2] + b'\xff' + content[2:]: f'{target} line 1: not UTF-8 at byte 2',
+    }
+    for fault, message in faults.items():
+        target.write_bytes(fault)
+        with pytest.raises(ValueError, match=message):
+            start(config, run)
+        assert not run.exists()
+    target.unlink()
+    run.mkdir()
+    with pytest.raises(ValueError, match=f'{target} can not be read: No such file'):
+        start(config, run)
+    assert list(run.iterdir()) == []  # the folder was here before
+    target.write_bytes(content)
+    assert len(start(config, run)) == 1
+
+
+def test_a_start_that_found_no_pair_to_train_on_leaves_the_folder_to_another_config(tmp_path: Path) -> None:
+    config, run = write_text(tmp_path), tmp_path / 'run'
+    with pytest.raises(ConfigError, match='no training pair is within config.data.max_length 2'):
+        start(overlay(config, {'data.max_length': 2, 'data.batch_tokens': 99}), run)
+    assert not run.exists()
+    assert len(start(config, run)) == 1
+    before = describe_files(run)
+    with pytest.raises(ConfigError, match='config.data.max_length'):
+        start(overlay(config, {'data.max_length': 2}), run)
+    assert describe_files(run) == before
+
+
 def write_config(path: Path) -> Path:
     lines = ''.join(f'    config.{name} = {value!r}\n' for name, value in CHANGES.items())
     path.write_text(

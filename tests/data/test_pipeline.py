@@ -75,6 +75,9 @@ class NumberSource:
     def fingerprint(self, split):
         return self.content
 
+    def contents(self, split):
+        return {'numbers': self.content}
+
 
 def make_prepared(folder, source: NumberSource) -> Prepared:
     return prepare(source, 'train', NumberVocabulary(), folder, progress=False, report=lambda _: None)

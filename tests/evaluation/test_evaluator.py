@@ -56,6 +56,9 @@ class ListedPairs:
     def fingerprint(self, split):
         return repr(self.pairs)
 
+    def contents(self, split):
+        return {'pairs': self.fingerprint(split)}
+
 
 def make_pairs(number: int) -> list[Pair]:
     rng = np.random.default_rng(number)

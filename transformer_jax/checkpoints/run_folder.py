@@ -4,12 +4,11 @@ A run folder belongs to one run. The same command again resumes it; another fixe
 live process is refused, and so is a folder that holds something else.
 """
 
+import contextlib
 import importlib.metadata
 import json
 import os
 import platform
-import socket
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
@@ -17,16 +16,14 @@ from typing import Any, Self
 from etils import epath
 
 from transformer_jax.checkpoints import files
-from transformer_jax.config import ConfigError
+from transformer_jax.checkpoints.run_lock import RunFolderError, now, take_lock
+
+__all__ = ['RunFolder', 'RunFolderError', 'versions']
 
 Differences = Callable[[dict[str, Any], dict[str, Any]], list[tuple[str, Any, Any]]]
 
 _PACKAGES = ('transformer-jax', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'grain', 'sentencepiece')
 _SHOWN = 8  # names an error lists
-
-
-class RunFolderError(ConfigError):
-    """A folder that can't be used as this run's; the message names what it holds and what to do."""
 
 
 def versions() -> dict[str, str]:
@@ -48,6 +45,8 @@ class RunFolder:
         self.may_write = may_write
         self.primary = primary  # of several processes, the one that writes what is not an array
         self._lock: Any = None
+        self._made_folder = self._made_config = False  # by this start, so that it may take them back
+        self._withdrawn = False
 
     @property
     def config(self) -> epath.Path:
@@ -129,9 +128,10 @@ class RunFolder:
             raise RunFolderError(f'{folder.path} is a file; give a folder for the run')
         if primary:
             folder._refuse_foreign()
+            folder._made_folder = not folder.path.exists()
             folder.path.mkdir(parents=True, exist_ok=True)
             if files.is_local(folder.path):
-                folder._lock = _take_lock(folder.path)
+                folder._lock = take_lock(folder.path)
         try:
             folder._adopt(config, differences)
         except BaseException:
@@ -144,8 +144,13 @@ class RunFolder:
         self.may_write = False
         if self._lock is not None:
             (self.path / 'owner.json').unlink(missing_ok=True)
+            if self._withdrawn:
+                (self.path / 'run.lock').unlink(missing_ok=True)
             self._lock.release()
             self._lock = None
+        if self._withdrawn and self._made_folder and files.is_local(self.path):
+            with contextlib.suppress(OSError):  # not empty: somebody else has put something there
+                os.rmdir(self.path)  # noqa: PTH106 - the method of epath raises something else
 
     def __enter__(self) -> Self:
         return self
@@ -171,9 +176,42 @@ class RunFolder:
             files.write_json(self.record, self.read_record() | entries)
 
     def withdraw(self) -> None:
-        """Takes a first start back when nothing came of it but the config, so that another config may start here."""
-        if self.may_write and self.primary and not (self.vocabulary.exists() or self.checkpoints.exists()):
-            self.config.unlink(missing_ok=True)
+        """Takes a start back that came to nothing, so that another config may start here; an earlier start's run stays.
+
+        Removes what this start made, and at `close` the folder itself where it made that too.
+        """
+        if not (self.may_write and self.primary) or self.checkpoints.exists():
+            return
+        if not self._made_config and self.vocabulary.exists():
+            return
+        for path in (self.vocabulary, self.data):
+            if path.exists():
+                path.rmtree()
+        for path in (self.record, self.config):
+            path.unlink(missing_ok=True)
+        self._withdrawn = True
+
+    def check_text(self, contents: dict[str, dict[str, str]]) -> None:
+        """Refuses other text than the run was started with. A run open for writing remembers the first it is shown.
+
+        `contents` has for each split a digest of all that it is read from, by name.
+        """
+        known = self.read_record().get('text')
+        if known is None:
+            if self.may_write:
+                self.update_record(text=contents)
+            return
+        changed = [
+            f'{name} ({split})'
+            for split in sorted({*known, *contents})
+            for name in sorted({*known.get(split, {}), *contents.get(split, {})})
+            if known.get(split, {}).get(name) != contents.get(split, {}).get(name)
+        ]
+        if changed:
+            raise RunFolderError(
+                f'the text of the run in {self.path} is no longer what the run was started with: {", ".join(changed)} '
+                'changed. Give it the same content again, or start another run folder'
+            )
 
     def check_vocabulary(self, fingerprint: str) -> None:
         """Refuses another vocabulary than the run's. A run open for writing remembers the first one it is shown."""
@@ -204,6 +242,7 @@ class RunFolder:
             if not self.primary:
                 raise RunFolderError(f'{self.path} has no config.json yet; the primary process must start first')
             files.write_json(self.config, config)
+            self._made_config = True
             return
         old = self.read_config()
         changed = differences(old, config)
@@ -215,32 +254,9 @@ class RunFolder:
             )
         if self.primary and old != config:
             lines = self.earlier_configs.read_text() if self.earlier_configs.exists() else ''
-            lines += json.dumps({'replaced': _now(), 'config': old}, ensure_ascii=False) + '\n'
+            lines += json.dumps({'replaced': now(), 'config': old}, ensure_ascii=False) + '\n'
             files.write_whole(self.earlier_configs, lines)
             files.write_json(self.config, config)
-
-
-def _take_lock(path: epath.Path) -> Any:
-    import filelock
-
-    lock = filelock.FileLock(path / 'run.lock', thread_local=False)
-    owner = path / 'owner.json'
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout as error:
-        raise RunFolderError(f'{path} is in use by another live run ({_describe_owner(owner)})') from error
-    files.write_json(owner, {'pid': os.getpid(), 'host': socket.gethostname(), 'since': _now()})
-    return lock
-
-
-def _describe_owner(owner: epath.Path) -> str:
-    for _ in range(5):  # the other one may have taken the lock a moment ago
-        try:
-            entry = json.loads(owner.read_text())
-            return f'process {entry["pid"]} on {entry["host"]} since {entry["since"]}'
-        except (OSError, ValueError, KeyError):
-            time.sleep(0.05)
-    return 'its process is unknown'
 
 
 def _read_json(path: epath.Path) -> dict[str, Any]:
@@ -259,7 +275,3 @@ def _contents(folder: epath.Path) -> str:
         return 'it is empty'
     more = f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''
     return f'it holds {", ".join(names[:_SHOWN])}{more}'
-
-
-def _now() -> str:
-    return time.strftime('%Y-%m-%dT%H:%M:%S%z')

@@ -12,8 +12,11 @@ from transformer_jax.checkpoints.store import Store
 from transformer_jax.commands.evaluator import make_evaluator, say
 from transformer_jax.commands.validation import check_config
 from transformer_jax.config import Config
-from transformer_jax.data.corpus import open_corpus
+from transformer_jax.data import make_source
+from transformer_jax.data.corpus import open_corpus, read_contents
 from transformer_jax.data.pipeline import TrainingBatches
+from transformer_jax.evaluation.evaluator import Evaluator
+from transformer_jax.models.interface import Model
 from transformer_jax.overlay import config_to_dict, fixed_differences
 from transformer_jax.parallel.mesh import make_mesh, num_data_shards
 from transformer_jax.training.loop import train
@@ -25,49 +28,65 @@ def train_run(config: Config, run_dir: str | os.PathLike[str]) -> int | None:
     check_config(config)
     if config.execution.compilation_cache is not None:
         jax.config.update('jax_compilation_cache_dir', config.execution.compilation_cache)
+    mesh = make_mesh(config.execution.mesh)
     primary = jax.process_index() == 0
     with RunFolder.start(run_dir, config_to_dict(config), fixed_differences, primary=primary) as folder:
         try:
-            corpus = open_corpus(config, folder.vocabulary, folder.data, report=say)
+            model, batches, evaluate = _prepare(config, folder, mesh)
         except ValueError:
             folder.withdraw()
             raise
-        folder.check_vocabulary(corpus.vocabulary.fingerprint)
-        mesh = make_mesh(config.execution.mesh)
-        vocabulary = corpus.vocabulary
-        model = models.build(
-            config.model, vocab_size=vocabulary.size, start_id=vocabulary.start_id, execution=config.execution
-        )
-        batches = TrainingBatches(
-            corpus.prepared('train'),
-            config.data,
-            vocabulary=vocabulary,
-            seed=config.seed,
-            rows_multiple=num_data_shards(mesh),
-            group=config.train.accumulation,
-            host_index=jax.process_index(),
-            num_hosts=jax.process_count(),
-            report=say,
-        )
-        folder.update_record(**_describe_run(config, batches))
-        evaluate = None
-        if corpus.has('validation'):
-            evaluation = config.evaluation
-            evaluate = make_evaluator(
-                config, model, corpus, 'validation', max_pairs=evaluation.max_pairs, bleu=evaluation.bleu, mesh=mesh
-            )
-        with Store(folder, config.checkpoint, report=say) as store:
-            start_step = store.latest() or 0
-            with Reporter(
+        with (
+            Store(folder, config.checkpoint, report=say) as store,
+            Reporter(
                 folder.metrics,
                 folder.tensorboard,
                 config.logging,
                 total_steps=config.train.steps,
-                start_step=start_step,
+                start_step=store.latest() or 0,
                 primary=primary,
-            ) as reporter:
-                reporter.say(_describe_batches(batches))
-                return train(config, model, batches, store, reporter, mesh, evaluate=evaluate)
+            ) as reporter,
+        ):
+            reporter.say(_describe_batches(batches))
+            return train(config, model, batches, store, reporter, mesh, evaluate=evaluate)
+
+
+def _prepare(
+    config: Config, folder: RunFolder, mesh: jax.sharding.Mesh
+) -> tuple[Model, TrainingBatches, Evaluator | None]:
+    """Reads the text, makes vocabulary and ids where the folder has none, and says in the record what was chosen.
+
+    Raises `ValueError` for text that is missing, bad, or not what the run was started with.
+    """
+    source = make_source(config, say)
+    contents = read_contents(source)
+    # The test split decides nothing in training: another one may come to lie there.
+    folder.check_text({split: contents[split] for split in ('train', 'validation') if split in contents})
+    corpus = open_corpus(config, folder.vocabulary, folder.data, source=source, report=say)
+    vocabulary = corpus.vocabulary
+    folder.check_vocabulary(vocabulary.fingerprint)
+    model = models.build(
+        config.model, vocab_size=vocabulary.size, start_id=vocabulary.start_id, execution=config.execution
+    )
+    batches = TrainingBatches(
+        corpus.prepared('train'),
+        config.data,
+        vocabulary=vocabulary,
+        seed=config.seed,
+        rows_multiple=num_data_shards(mesh),
+        group=config.train.accumulation,
+        host_index=jax.process_index(),
+        num_hosts=jax.process_count(),
+        report=say,
+    )
+    evaluate = None
+    if corpus.has('validation'):
+        evaluation = config.evaluation
+        evaluate = make_evaluator(
+            config, model, corpus, 'validation', max_pairs=evaluation.max_pairs, bleu=evaluation.bleu, mesh=mesh
+        )
+    folder.update_record(**_describe_run(config, batches))
+    return model, batches, evaluate
 
 
 def _describe_run(config: Config, batches: TrainingBatches) -> dict[str, Any]:

@@ -31,6 +31,13 @@ class Source(Protocol):
         """The identity of the split's content; another text has another one."""
         ...
 
+    def contents(self, split: str) -> dict[str, str]:
+        """What the split is read from, and a digest of each: its files, or else the config group that makes it.
+
+        Raises `ValueError` for whatever reading the split would meet: files are read through.
+        """
+        ...
+
 
 def _make_text_files(config: Config, report: Report) -> Source:
     from transformer_jax.data.text_files import TextFilesSource

@@ -40,15 +40,27 @@ class Corpus:
             raise ConfigError(f'the data have no {split!r} split; they have {", ".join(self.source.splits())}')
 
 
+def read_contents(source: Source) -> dict[str, dict[str, str]]:
+    """What each of the three splits is read from, with digests (see `Source.contents`), of those that there are.
+
+    Reads every file of them through, so that whatever is wrong with any is said before a run is made of them.
+    """
+    return {split: source.contents(split) for split in ('train', 'validation', 'test') if split in source.splits()}
+
+
 def open_corpus(
     config: Config,
     vocabulary_folder: epath.Path,
     default_cache_dir: epath.Path,
     *,
+    source: Source | None = None,
     report: Callable[[str], None] = print,
 ) -> Corpus:
-    """Opens the data of a run; the first time, the vocabulary is made from them and saved. Raises `ConfigError`."""
-    source = make_source(config, report)
+    """Opens the data of a run; the first time, the vocabulary is made from them and saved. Raises `ConfigError`.
+
+    `source` is the one that the config names, where it is open already.
+    """
+    source = source or make_source(config, report)
     if vocabulary_folder.exists():
         vocabulary = load_vocabulary(vocabulary_folder)
     else:

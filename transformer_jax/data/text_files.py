@@ -64,6 +64,11 @@ class TextFilesSource:
     def fingerprint(self, split: str) -> str:
         return hashlib.sha256(' '.join(scan.digest for scan in self._scan(split)).encode()).hexdigest()
 
+    def contents(self, split: str) -> dict[str, str]:
+        """Digests of the files' content, unpacked, by the paths that the config names."""
+        scans = self._scan(split)
+        return {path: scan.digest for path, scan in zip(self._files[split], scans, strict=True)}
+
     def _scan(self, split: str) -> tuple[FileScan, ...]:
         if split not in self._files:
             raise ValueError(f'there are no files for the split {split!r}; there are {", ".join(self._files)}')

@@ -68,6 +68,10 @@ class TfdsSource:
                     digest.update(block)
         return digest.hexdigest()
 
+    def contents(self, split: str) -> dict[str, str]:
+        """The fingerprint, by the name of the set and of the split in it."""
+        return {f'config.data.tfds {self._config.name} {self._names[split]}': self.fingerprint(split)}
+
     def _info(self, split: str) -> Any:
         if split not in self._names:
             raise ValueError(f'there is no split {split!r}; there are {", ".join(SPLITS)}')

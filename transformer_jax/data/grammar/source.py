@@ -106,6 +106,10 @@ class GrammarSource:
             digest.update(f'\n{pair.source}\t{pair.target}'.encode())
         return digest.hexdigest()[:32]
 
+    def contents(self, split: str) -> dict[str, str]:
+        """The fingerprint, by the config group that makes the pairs."""
+        return {'config.data.grammar': self.fingerprint(split)}
+
     def _checked(self, split: str) -> str:
         if split not in SPLITS:
             raise ValueError(f'split is {split!r}; the built-in task has {", ".join(map(repr, SPLITS))}')
