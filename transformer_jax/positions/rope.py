@@ -4,6 +4,7 @@ The product of a turned query and a turned key depends on the offset between the
 """
 
 import jax.numpy as jnp
+import numpy as np
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.shapes import Array, Float, Int
@@ -18,8 +19,8 @@ def on_heads(config: ModelConfig, x: Float[Array, 'B T N H'], positions: Int[Arr
     2023). The result has the dtype of `x`.
     """
     half = x.shape[-1] // 2
-    frequencies = config.rope_base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles = positions.astype(jnp.float32)[:, :, None, None] / config.rope_scaling * frequencies[None, None, None, :]
+    frequencies = np.float32(config.rope_base ** (-np.arange(half) / half) / config.rope_scaling)
+    angles = positions.astype(jnp.float32)[:, :, None, None] * jnp.asarray(frequencies)[None, None, None, :]
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

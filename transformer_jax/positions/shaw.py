@@ -58,11 +58,11 @@ def parameters(config: ModelConfig, attention: AttentionConfig) -> dict[str, Par
     rows = 2 * config.relative_clip + 1
     glorot = jax.nn.initializers.glorot_uniform()
     return {
-        'keys': Parameter(glorot, (rows, attention.head_dim), (None, 'head_dim')),
-        'values': Parameter(glorot, (rows, attention.value_dim or attention.head_dim), (None, 'head_dim')),
+        'relative_keys': Parameter(glorot, (rows, attention.head_dim), (None, 'head_dim')),
+        'relative_values': Parameter(glorot, (rows, attention.value_dim or attention.head_dim), (None, 'head_dim')),
     }
 
 
 def terms(config: ModelConfig, attention: AttentionConfig, params: Mapping[str, Array], causal: bool) -> ShawTerms:
     """The terms of one self-attention layer from its tables."""
-    return ShawTerms(params['keys'], params['values'])
+    return ShawTerms(params['relative_keys'], params['relative_values'])
