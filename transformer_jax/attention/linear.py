@@ -69,7 +69,7 @@ def attend(
     q_segments, k_segments = mask.q_segments, mask.k_segments
     if mask.causal and mask.aligned and q.shape[1] == k.shape[1]:
         rows = _empty_padding(Rows(q, k, v, q_segments, k_segments))
-        return _pass_over(_no_sums(rows, feature_map, options), rows, feature_map, options)[0], None
+        return _pass_over(_no_sums_for(rows, feature_map, options), rows, feature_map, options)[0], None
     if mask.causal:
         return _attend_sorted(q, k, v, mask, options, feature_map), None
     segment = jnp.maximum(q_segments.max(axis=1), k_segments.max(axis=1))[:, None]
@@ -88,13 +88,9 @@ def feature_variant(feature_map: FeatureMap, width: Callable[[AttentionConfig], 
     """The variant of a feature map, whose features have the width `width(config)`."""
 
     def init(batch: int, config: AttentionConfig, dtype: Any) -> Sums:
-        num_heads = config.num_kv_heads or config.num_heads
-        accumulator = _accumulator(dtype)
-        return Sums(
-            jnp.zeros((batch, num_heads, width(config), (config.value_dim or config.head_dim) + 1), accumulator),
-            jnp.full((batch, num_heads), jnp.finfo(accumulator).min, accumulator),
-            jnp.ones((batch,), jnp.int32),
-        )
+        num_kv_heads, value_dim = config.num_kv_heads or config.num_heads, config.value_dim or config.head_dim
+        sums = _no_sums(batch, num_kv_heads, width(config), value_dim, dtype)
+        return sums._replace(segment=jnp.ones((batch,), jnp.int32))
 
     def extend(
         state: Sums,
@@ -144,15 +140,19 @@ def _empty_padding(rows: Rows) -> Rows:
     )
 
 
-def _no_sums(rows: Rows, feature_map: FeatureMap, options: Options) -> Sums:
-    batch, _, num_kv_heads, value_dim = rows.v.shape
-    accumulator = _accumulator(rows.v.dtype)
-    features, _ = jax.eval_shape(lambda k: feature_map(k, options), rows.k)
+def _no_sums(batch: int, num_kv_heads: int, num_features: int, value_dim: int, dtype: Any) -> Sums:
+    accumulator = _accumulator(dtype)
     return Sums(
-        jnp.zeros((batch, num_kv_heads, features.shape[-1], value_dim + 1), accumulator),
+        jnp.zeros((batch, num_kv_heads, num_features, value_dim + 1), accumulator),
         jnp.full((batch, num_kv_heads), jnp.finfo(accumulator).min, accumulator),
         jnp.zeros((batch,), jnp.int32),
     )
+
+
+def _no_sums_for(rows: Rows, feature_map: FeatureMap, options: Options) -> Sums:
+    features, _ = jax.eval_shape(lambda k: feature_map(k, options), rows.k)
+    batch, _, num_kv_heads, value_dim = rows.v.shape
+    return _no_sums(batch, num_kv_heads, features.shape[-1], value_dim, rows.v.dtype)
 
 
 def _attend_to_all(
@@ -167,10 +167,9 @@ def _attend_to_all(
     @jax.checkpoint
     def attend_to_all(rows: Rows) -> Array:
         k_features, k_scales, v_and_one = _keys(rows, feature_map, options)
-        sums = _add(_no_sums(rows, feature_map, options), k_features, k_scales, v_and_one, rows.k_segments)
-        sums = sums._replace(log_scale=jnp.zeros_like(sums.log_scale))  # common to all, so it cancels
+        sums = _add(_no_sums_for(rows, feature_map, options), k_features, k_scales, v_and_one, rows.k_segments)
         q_features = _queries(rows, feature_map, options)
-        seen = _read(sums, q_features, rows.q_segments, jnp.zeros((*q_features.shape[:3],), q_features.dtype))
+        seen = _read(sums, q_features, rows.q_segments, sums.log_scale[:, None])
         return _divide(seen, q.shape, v.dtype)
 
     return attend_to_all(rows)
@@ -200,7 +199,7 @@ def _attend_sorted(
 
     picked = Rows(pick(q, order - num_keys), pick(k, order), pick(v, order), q_segments, k_segments)
     rows = _empty_padding(picked)
-    output, _ = _pass_over(_no_sums(rows, feature_map, options), rows, feature_map, options)
+    output, _ = _pass_over(_no_sums_for(rows, feature_map, options), rows, feature_map, options)
     return pick(output, jnp.argsort(order, axis=1)[:, num_keys:])
 
 
@@ -266,7 +265,7 @@ def _keys(rows: Rows, feature_map: FeatureMap, options: Options) -> tuple[Array,
 
 
 def _read(
-    sums: Sums, q_features: Float[Array, 'B T K G F'], q_segments: Int[Array, 'B T'], log_scale: Float[Array, 'B T K']
+    sums: Sums, q_features: Float[Array, 'B T K G F'], q_segments: Int[Array, 'B T'], log_scale: Float[Array, 'B #T K']
 ) -> Float[Array, 'B T K G U1']:
     """What each query reads from the sums of its segment, divided by exp(log_scale)."""
     continues = ((q_segments == sums.segment[:, None]) & (q_segments > 0))[:, :, None]
