@@ -168,6 +168,26 @@ class AttentionOverlayConfig:
 
 
 @dataclass(frozen=True)
+class RecurrenceConfig:
+    """The recurrent encoder-decoder, and recurrence as the token-mixing layer of a Transformer's stack."""
+
+    cell: str = option('gru', choices=('rnn', 'lstm', 'gru'))
+    attention: str = option('bahdanau', choices=('none', 'bahdanau', 'luong'))  # of the decoder; none = a fixed vector
+    luong_score: str = option('general', choices=('dot', 'general', 'concat'))
+    input_feeding: bool = True  # luong: the attentional vector is an input of the next step
+
+
+@dataclass(frozen=True)
+class ConvolutionConfig:
+    """The convolutional encoder-decoder, and convolution as the token-mixing layer of a Transformer's stack."""
+
+    kernel_width: int = _count(3)
+    dilation: int = _count(1)  # of the first layer
+    dilation_growth: int = _count(1)  # each further layer's dilation is the one before times this
+    separable: bool = False  # depth-wise, then point-wise
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The paper's base model unless changed. Section 3, Table 3."""
 
@@ -181,6 +201,10 @@ class ModelConfig:
     encoder_self: AttentionOverlayConfig = _group(AttentionOverlayConfig)
     decoder_self: AttentionOverlayConfig = _group(AttentionOverlayConfig)
     cross: AttentionOverlayConfig = _group(AttentionOverlayConfig)
+    encoder_mixing: str = option('attention', choices=('attention', 'recurrence', 'convolution'))  # section 4, Table 1
+    decoder_mixing: str = option('attention', choices=('attention', 'recurrence', 'convolution'))
+    recurrence: RecurrenceConfig = _group(RecurrenceConfig)
+    convolution: ConvolutionConfig = _group(ConvolutionConfig)
     positions: str = 'sinusoidal'  # one of positions.SCHEMES
     relative_clip: int = _count(16)  # shaw: offsets beyond this count as this; k in the paper of Shaw et al.
     rope_base: float = option(10_000.0, above=1.0)
@@ -200,6 +224,13 @@ class ModelConfig:
     activation_dropout_rate: float = _rate()  # inside the feed-forward layer; the paper has none
     init_scale: float = option(1.0, above=0.0)  # variance of the sublayers' first kernels, times Glorot's
     compute_dtype: str = option('float32', choices=('float32', 'bfloat16'))  # parameters stay float32
+
+    def attention_of(self, use: str) -> AttentionConfig:
+        """The settings of 'encoder_self', 'decoder_self' or 'cross'. A common window is of self-attention alone."""
+        common = self.attention
+        if use == 'cross':
+            common = dataclasses.replace(common, window=None, window_right=None, num_global=None)
+        return getattr(self, use).over(common)
 
 
 @dataclass(frozen=True)

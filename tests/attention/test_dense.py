@@ -15,9 +15,11 @@ from transformer_jax.attention import VARIANTS
 from transformer_jax.attention.api import attention
 from transformer_jax.attention.dense import dense_attention
 from transformer_jax.attention.mask import Mask
+from transformer_jax.attention.variant import Options
 from transformer_jax.config import AttentionConfig
 
 B, T, S, N, H, U = 2, 5, 7, 3, 11, 13
+CONFIG = AttentionConfig()
 EXACT = [key for key in VARIANTS if key[0] == 'dot']
 
 
@@ -91,7 +93,7 @@ def test_bfloat16_stays_near(variant: tuple[str, str]) -> None:
 
 def test_weights_are_those_of_the_loops() -> None:
     arrays, mask = make_arrays(), make_mask('padding')
-    _, weights = dense_attention(*(jnp.float32(array) for array in arrays), mask, scale=H**-0.5)
+    _, weights = dense_attention(*(jnp.float32(array) for array in arrays), mask, Options(CONFIG, scale=H**-0.5))
     expected = oracles.attention_and_weights(*arrays, visible(mask))[1]
     oracles.assert_close(weights, expected)
     assert (np.asarray(weights)[expected == 0] == 0).all()  # exact zeros where nothing is visible
@@ -205,7 +207,7 @@ def test_the_score_of_two_vectors_is_scaled_by_the_root_of_their_width() -> None
     k = jnp.array([[[[1.0, 2.0]], [[0.0, 0.0]]]])
     ones = jnp.ones((1, 2), jnp.int32)
     mask = Mask(ones[:, :1], ones, ones[:, :1], ones)
-    _, weights = dense_attention(q, k, k, mask, scale=2**-0.5)
+    _, weights = dense_attention(q, k, k, mask, Options(CONFIG, scale=2**-0.5))
     first, second = (float(weight) for weight in weights[0, 0, 0])
     assert round(math.log(first / second), 2) == 7.78
 
@@ -224,7 +226,7 @@ THREE = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])[None, :, None]
 def test_three_tokens_by_hand() -> None:
     v = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]])[None, :, None]
     ones = jnp.ones((1, 3), jnp.int32)
-    output, weights = dense_attention(THREE, THREE, v, Mask(ones, ones, ones, ones), scale=2**-0.5)
+    output, weights = dense_attention(THREE, THREE, v, Mask(ones, ones, ones, ones), Options(CONFIG, scale=2**-0.5))
     assert [round(float(weight), 3) for weight in weights[0, 0, 0]] == [0.401, 0.198, 0.401]
     assert round(float(weights[0, 0, 2, 2]), 3) == 0.503
     assert [round(float(value), 3) for value in output[0, 0, 0]] == [0.602, 0.398]
@@ -235,7 +237,9 @@ def test_three_tokens_by_hand() -> None:
 def test_causal_weights_are_lower_triangular_with_exact_zeros() -> None:
     q, k, v = (jnp.float32(array) for array in make_arrays(0, (1, 4, 4, 1, 3, 5)))
     ones, positions = jnp.ones((1, 4), jnp.int32), jnp.arange(4)[None]
-    _, weights = dense_attention(q, k, v, Mask(ones, ones, positions, positions, causal=True), scale=1.0)
+    _, weights = dense_attention(
+        q, k, v, Mask(ones, ones, positions, positions, causal=True), Options(CONFIG, scale=1.0)
+    )
     weights = np.asarray(weights[0, 0])
     assert (weights[np.triu_indices(4, 1)] == 0).all()
     assert (weights[np.tril_indices(4)] > 0).all()
@@ -247,8 +251,8 @@ def test_unscaled_scores_of_wide_heads_leave_one_key_alone() -> None:
     q, k = jnp.float32(rng.normal(size=(1, 1, 1, 64))), jnp.float32(rng.normal(size=(1, 4, 1, 64)))
     ones = jnp.ones((1, 4), jnp.int32)
     mask = Mask(ones[:, :1], ones, ones[:, :1], ones)
-    scaled = np.asarray(dense_attention(q, k, k, mask, scale=1 / 8)[1][0, 0, 0])
-    unscaled = np.asarray(dense_attention(q, k, k, mask, scale=1.0)[1][0, 0, 0])
+    scaled = np.asarray(dense_attention(q, k, k, mask, Options(CONFIG, scale=1 / 8))[1][0, 0, 0])
+    unscaled = np.asarray(dense_attention(q, k, k, mask, Options(CONFIG, scale=1.0))[1][0, 0, 0])
     assert (np.argsort(scaled) == np.argsort(unscaled)).all()
     assert unscaled.max() > 0.99
     assert (scaled * (1 - scaled) > 0.05).all()  # the slope of a softmax: every key still learns

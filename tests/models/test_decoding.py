@@ -186,7 +186,7 @@ def test_reorder_moves_every_leaf_that_depends_on_the_hypothesis_and_no_other() 
         for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)
         if not np.array_equal(old, new)
     ]
-    assert changed == ['.past.ancestors']  # keys and values stay where they were written
+    assert changed == ['.state.past.ancestors']  # keys and values stay where they were written
 
 
 def test_what_depends_on_the_source_alone_is_held_once_a_sentence() -> None:
@@ -198,7 +198,7 @@ def test_what_depends_on_the_source_alone_is_held_once_a_sentence() -> None:
     for path, size in sizes(wide).items():
         if path.startswith(('.cross', '.source')):
             assert size == sizes(narrow)[path]
-        elif path.startswith(('.past.keys', '.past.values', '.past.ancestors')):
+        elif path.startswith(('.state.layers', '.state.past.ancestors')):
             assert size == 5 * sizes(narrow)[path]
 
 

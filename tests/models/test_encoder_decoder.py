@@ -15,7 +15,7 @@ from transformer_jax.config import AttentionConfig, Config, ConfigError, Executi
 from transformer_jax.data.batch import Batch
 from transformer_jax.layers import dropout as dropout_module
 from transformer_jax.models import build, validate
-from transformer_jax.models.encoder_decoder import shift_right
+from transformer_jax.models.family import shift_right
 from transformer_jax.models.interface import Model
 from transformer_jax.parallel.mesh import make_mesh
 from transformer_jax.parallel.rules import sharding_tree

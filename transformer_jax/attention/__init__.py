@@ -1,37 +1,118 @@
 """Attention: visibility (`mask`), kind and implementation, kept apart. `VARIANTS` is the one table of what exists."""
 
 import difflib
-from collections.abc import Callable
-from typing import NamedTuple
+import importlib
+from collections.abc import Iterator
 
-from transformer_jax.attention.dense import dense_attention
+from transformer_jax.attention.dense import DENSE
+from transformer_jax.attention.variant import FEATURES, Use, Variant
 from transformer_jax.config import AttentionConfig, ConfigError
 
-
-class Variant(NamedTuple):
-    """One (kind, impl): its function, and what it supports."""
-
-    function: Callable
-    supports: frozenset[str]
-
-
 VARIANTS: dict[tuple[str, str], Variant] = {
-    ('dot', 'dense'): Variant(
-        dense_attention, frozenset({'causal', 'cross', 'segments', 'value_dim', 'weights', 'cache', 'dropout'})
-    ),
+    ('dot', 'dense'): DENSE,
 }
 
 
-def check(config: AttentionConfig, path: str) -> None:
-    """Checks one use of attention against the table. `path` is the config path named in the error."""
+def variants_of(kind: str) -> dict[str, Variant]:
+    """The implementations of a kind by name. `module:name` imports a `Variant` of the user's own.
+
+    Raises `ConfigError`, without a path, for a kind that there is not.
+    """
+    own = {impl: variant for (known, impl), variant in VARIANTS.items() if known == kind}
+    if own:
+        return own
+    if ':' in kind:
+        return {'own': _import(kind)}
     kinds = sorted({kind for kind, _ in VARIANTS})
-    if config.kind not in kinds:
-        raise ConfigError(f'{path}.kind is {config.kind!r}; it must be {_choices(config.kind, kinds)}')
-    impls = ['auto', *sorted(impl for kind, impl in VARIANTS if kind == config.kind)]
-    if config.impl not in impls:
+    raise ConfigError(f'kind is {kind!r}; it must be {_choices(kind, kinds)}, or module:name of a Variant of your own')
+
+
+def choose(use: Use) -> str:
+    """The implementation that a use runs with: the named one, or what 'auto' stands for here."""
+    if use.config.impl != 'auto':
+        return use.config.impl
+    working = [impl for impl, variant in variants_of(use.config.kind).items() if why_not(variant, use) is None]
+    return working[0] if working else next(iter(variants_of(use.config.kind)))
+
+
+def needs(use: Use) -> Iterator[str]:
+    """The features of `FEATURES` that a use asks of its variant."""
+    config = use.config
+    asked = {
+        'causal': use.causal,
+        'cross': use.cross,
+        'segments': use.packed,
+        'window': config.window is not None,
+        'globals': config.num_global is not None,
+        'prefix': use.prefix,
+        'grouped_heads': config.num_kv_heads not in (None, config.num_heads),
+        'value_dim': config.value_dim not in (None, config.head_dim),
+        'positions': use.terms,
+        'dropout': config.dropout_rate > 0,
+        use.platform: True,
+        use.compute_dtype: True,
+    }
+    return (feature for feature, is_asked in asked.items() if is_asked)
+
+
+def why_not(variant: Variant, use: Use) -> str | None:
+    """Why a variant can't serve a use, or None when it can."""
+    missing = [feature for feature in needs(use) if feature not in variant.supports]
+    if missing:
+        return 'it does not support ' + ', '.join(f'{feature} ({FEATURES[feature]})' for feature in missing)
+    return variant.check(use) if variant.check else None
+
+
+def check(use: Use, path: str) -> None:
+    """Checks one use of attention against the table, on the host. `path` is the config path named in the error."""
+    config = use.config
+    try:
+        own = variants_of(config.kind)
+    except ConfigError as error:
+        raise ConfigError(f'{path}.{error}') from None
+    if config.impl not in ('auto', *own):
         raise ConfigError(
-            f'{path}.impl is {config.impl!r}; for kind {config.kind!r} it must be {_choices(config.impl, impls)}'
+            f'{path}.impl is {config.impl!r}; for kind {config.kind!r} it must be '
+            f'{_choices(config.impl, ["auto", *sorted(own)])}'
         )
+    _check_heads(config, path)
+    if use.cross and config.window is not None:
+        raise ConfigError(f'{path}.window is {config.window}; a window is of self-attention only, leave it None')
+    if config.window is None and (config.num_global is not None or config.window_right is not None):
+        name = 'num_global' if config.num_global is not None else 'window_right'
+        raise ConfigError(f'{path}.{name} is {getattr(config, name)}, but {path}.window is None; set a window as well')
+    impl = choose(use)
+    reason = why_not(own[impl], use)
+    if reason is None:
+        return
+    working = [f'{kind}/{name}' for (kind, name), variant in VARIANTS.items() if why_not(variant, use) is None]
+    working.sort(key=lambda name: not name.startswith(f'{config.kind}/'))
+    raise ConfigError(
+        f'{path} is kind {config.kind!r}, impl {config.impl!r}, which can not do this: {reason}; '
+        f'{"working here: " + ", ".join(working) if working else "no other variant can either"}'
+    )
+
+
+def _check_heads(config: AttentionConfig, path: str) -> None:
+    if config.num_kv_heads is not None and config.num_heads % config.num_kv_heads:
+        fits = [heads for heads in range(1, config.num_heads + 1) if config.num_heads % heads == 0]
+        raise ConfigError(
+            f'{path}.num_kv_heads is {config.num_kv_heads}, which does not divide num_heads {config.num_heads}; '
+            f'it must be one of {", ".join(map(str, fits))}'
+        )
+
+
+def _import(kind: str) -> Variant:
+    module, _, name = kind.partition(':')
+    try:
+        variant = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f'kind is {kind!r}, which can not be imported: {error}') from error
+    if not isinstance(variant, Variant):
+        raise ConfigError(
+            f'kind is {kind!r}, a {type(variant).__name__}; it must be a transformer_jax.attention.variant.Variant'
+        )
+    return variant
 
 
 def _choices(value: str, names: list[str]) -> str:

@@ -1,27 +1,99 @@
 """The one attention function: three uses (encoder self, causal self, cross), every variant."""
 
-from transformer_jax.attention import VARIANTS
+from collections.abc import Mapping
+
+import jax
+
+from transformer_jax.attention import choose, variants_of
 from transformer_jax.attention.mask import Mask
+from transformer_jax.attention.variant import Options, Use, Variant
 from transformer_jax.config import AttentionConfig
+from transformer_jax.position_terms import PositionTerms
 from transformer_jax.shapes import Array, Float, PRNGKey
 
 
 def attention(
     q: Float[Array, 'B T N H'],
-    k: Float[Array, 'B S N H'],
-    v: Float[Array, 'B S N U'],
+    k: Float[Array, 'B S K H'],
+    v: Float[Array, 'B S K U'],
     mask: Mask,
     config: AttentionConfig,
     *,
+    params: Mapping[str, Array] | None = None,
+    bias: Float[Array, '#B #N T S'] | None = None,
+    terms: PositionTerms | None = None,
     dropout_rng: PRNGKey | None = None,
+    cached: bool = False,
 ) -> Float[Array, 'B T N U']:
-    """Attends from `q` to `k` and `v` where `mask` allows. Dropout on the weights is on when `dropout_rng` is given."""
-    variant = VARIANTS[config.kind, resolve(config)]
-    scale = q.shape[-1] ** -0.5
-    output, _ = variant.function(q, k, v, mask, scale=scale, dropout_rate=config.dropout_rate, dropout_rng=dropout_rng)
-    return output
+    """Attends from `q` to `k` and `v` where `mask`, narrowed to the config's window, allows.
+
+    `params` are the variant's own parameters, `terms` what the position scheme adds. Dropout on the weights is on when
+    `dropout_rng` is given. `cached` says that the queries are a few new rows that attend to a cache.
+    """
+    options = make_options(q, config, params=params, bias=bias, terms=terms, dropout_rng=dropout_rng)
+    mask = mask.within(config.window, config.window_right, config.num_global)
+    return find(q, k, mask, config, terms=terms, cached=cached).function(q, k, v, mask, options)[0]
 
 
-def resolve(config: AttentionConfig) -> str:
-    """The implementation that `impl='auto'` stands for on this machine."""
-    return 'dense' if config.impl == 'auto' else config.impl
+def attention_and_weights(
+    q: Float[Array, 'B T N H'],
+    k: Float[Array, 'B S K H'],
+    v: Float[Array, 'B S K U'],
+    mask: Mask,
+    config: AttentionConfig,
+    *,
+    params: Mapping[str, Array] | None = None,
+    terms: PositionTerms | None = None,
+) -> tuple[Float[Array, 'B T N U'], Float[Array, 'B N T S']]:
+    """The same, with the weights. Raises `ValueError` for a variant that has none to return."""
+    options = make_options(q, config, params=params, terms=terms)._replace(return_weights=True)
+    mask = mask.within(config.window, config.window_right, config.num_global)
+    with_weights = [one for one in variants_of(config.kind).values() if 'weights' in one.supports]
+    if not with_weights:
+        raise ValueError(f'attention of kind {config.kind!r} has no weights over keys to return')
+    output, weights = with_weights[0].function(q, k, v, mask, options)
+    assert weights is not None
+    return output, weights
+
+
+def make_options(
+    q: Float[Array, 'B T N H'],
+    config: AttentionConfig,
+    *,
+    params: Mapping[str, Array] | None = None,
+    bias: Float[Array, '#B #N T S'] | None = None,
+    terms: PositionTerms | None = None,
+    dropout_rng: PRNGKey | None = None,
+) -> Options:
+    """What a variant is given besides q, k, v and the mask."""
+    return Options(
+        config,
+        scale=1.0 if config.scale is None else q.shape[-1] ** -0.5,
+        params=params or {},
+        bias=bias,
+        terms=terms,
+        dropout_rng=dropout_rng if config.dropout_rate > 0 else None,
+    )
+
+
+def find(
+    q: Array, k: Array, mask: Mask, config: AttentionConfig, *, terms: PositionTerms | None, cached: bool
+) -> Variant:
+    """The variant of a call. A few queries against a cache are best served by the kind's dense form, where it has one."""
+    own = variants_of(config.kind)
+    if cached and 'dense' in own:
+        return own['dense']
+    use = Use(
+        name='call',
+        config=config,
+        causal=mask.causal,
+        cross=q.shape[1] != k.shape[1],
+        packed=True,
+        terms=terms is not None,
+        compute_dtype=str(q.dtype),
+        platform=jax.default_backend(),
+        decodes=cached,
+        max_length=max(q.shape[1], k.shape[1]),
+        prefix=mask.k_prefix is not None,
+    )
+    return own[choose(use)]

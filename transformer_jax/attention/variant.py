@@ -84,4 +84,3 @@ class Variant(NamedTuple):
     parameters: Callable[[AttentionConfig, int], dict[str, Parameter]] | None = None  # by config and max_length
     running: Running | None = None
     exact: bool = True  # equals the definition of its kind; False = an approximation of `dot`
-

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from transformer_jax import models
-from transformer_jax.attention.api import resolve
+from transformer_jax.attention import choose
 from transformer_jax.checkpoints.run_folder import RunFolder, versions
 from transformer_jax.checkpoints.store import Store
 from transformer_jax.commands.evaluator import make_evaluator, say
@@ -91,11 +91,12 @@ def _prepare(
 
 def _describe_run(config: Config, batches: TrainingBatches) -> dict[str, Any]:
     """What a reader of the run's results needs to know besides its config."""
-    use = config.model.attention
     return {
         'versions': versions(),
         'devices': [str(device) for device in jax.devices()],
-        'attention': {'kind': use.kind, 'impl': resolve(use)},
+        'attention': {
+            use.name: {'kind': use.config.kind, 'impl': choose(use)} for use in models.uses_of_attention(config)
+        },
         'normalization': config.vocabulary.normalization,
         'buckets': [bucket._asdict() for bucket in batches.buckets],
         'batches_in_epoch': batches.batches_in_epoch(),

@@ -5,7 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 from flax import linen as nn
 
+from transformer_jax import positions as position_schemes
 from transformer_jax.config import ModelConfig
+from transformer_jax.layers.declaring import declare
 from transformer_jax.shapes import Array, Float, Int
 
 
@@ -34,3 +36,16 @@ class Embedding(nn.Module):
         """Looks the ids up."""
         embedded = self.table.at[ids].get(mode='promise_in_bounds').astype(self.dtype)
         return embedded * jnp.asarray(self.config.d_model**0.5, self.dtype) if self.config.scale_embedding else embedded
+
+
+class PositionEmbedding(nn.Module):
+    """What the position scheme adds to the embeddings of one side, its parameters included. Section 3.5."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, embedded: Float[Array, 'B T D'], positions: Int[Array, 'B T']) -> Float[Array, 'B T D']:
+        """The embeddings at these positions, which must be below `max_length`."""
+        scheme = position_schemes.SCHEMES[self.config.positions]
+        params = declare(self, scheme.embedding_parameters(self.config)) if scheme.embedding_parameters else {}
+        return embedded + position_schemes.on_embedding(self.config, params, positions).astype(embedded.dtype)

@@ -6,10 +6,16 @@ from typing import Any
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer_jax.attention.api import attention
+from transformer_jax import positions as position_schemes
+from transformer_jax.attention import variants_of
+from transformer_jax.attention.api import attention, attention_and_weights, make_options
 from transformer_jax.attention.mask import Mask
-from transformer_jax.config import AttentionConfig
-from transformer_jax.shapes import Array, Float
+from transformer_jax.attention.variant import Variant
+from transformer_jax.config import AttentionConfig, ModelConfig
+from transformer_jax.layers.declaring import declare, declare_terms
+from transformer_jax.layers.kv_cache import KeyValues, Reading, RunningState, empty_key_values
+from transformer_jax.position_terms import PositionTerms
+from transformer_jax.shapes import Array, Float, Int
 
 _AXES_IN = ('embed', 'heads', 'head_dim')
 
@@ -18,42 +24,135 @@ class MultiHeadAttention(nn.Module):
     """Concat(head_1 .. head_N) W^O with head_i = Attention(Q W^Q_i, K W^K_i, V W^V_i); self- and cross-attention.
 
     The pieces are methods of their own so that decoding can keep keys and values: `project_kv` once a key, then
-    `attend` for each new query.
+    `attend` for each new query; `extend` does both for new rows of a target that is being decoded. Fewer key-value
+    heads than query heads (multi-query, grouped-query) are shared by groups of query heads.
     """
 
     config: AttentionConfig
     d_model: int
     dtype: jnp.dtype
     init_scale: float = 1.0  # variance of the first kernels, times Glorot's
+    scheme: ModelConfig | None = None  # whose position scheme works inside self-attention; None = none does
+    causal: bool = False  # what the scheme's terms are made for
+    max_length: int = 256  # of variants whose parameters depend on it
 
     def setup(self) -> None:
         config = self.config
         value_dim = config.value_dim or config.head_dim
-        heads_in, bias = (config.num_heads, config.head_dim), config.use_bias
-        scale = self.init_scale
+        kv_heads, bias, scale = config.num_kv_heads or config.num_heads, config.use_bias, self.init_scale
+        heads_in = (config.num_heads, config.head_dim)
+        kv_axes = _AXES_IN if kv_heads == config.num_heads else ('embed', 'kv_heads', 'head_dim')
         self.query = _Projection((self.d_model,), heads_in, _AXES_IN, bias, self.dtype, scale)
-        self.key = _Projection((self.d_model,), heads_in, _AXES_IN, bias, self.dtype, scale)
-        self.value = _Projection((self.d_model,), (config.num_heads, value_dim), _AXES_IN, bias, self.dtype, scale)
+        self.key = _Projection((self.d_model,), (kv_heads, config.head_dim), kv_axes, bias, self.dtype, scale)
+        self.value = _Projection((self.d_model,), (kv_heads, value_dim), kv_axes, bias, self.dtype, scale)
         axes_out = ('heads', 'head_dim', 'embed')
         self.output = _Projection((config.num_heads, value_dim), (self.d_model,), axes_out, bias, self.dtype, scale)
+        own = self._variant.parameters
+        self.variant_params = declare(self, own(config, self.max_length)) if own else {}
+        self.own_terms = self._declare_terms()
+
+    @property
+    def _variant(self) -> Variant:
+        return next(iter(variants_of(self.config.kind).values()))
+
+    def _declare_terms(self) -> PositionTerms | None:
+        if self.scheme is None or position_schemes.SCHEMES[self.scheme.positions].shared:
+            return None
+        return declare_terms(self, self.scheme, self.config, causal=self.causal)
 
     def __call__(
-        self, inputs_q: Float[Array, 'B T D'], inputs_kv: Float[Array, 'B S D'], mask: Mask
+        self,
+        inputs_q: Float[Array, 'B T D'],
+        inputs_kv: Float[Array, 'B S D'],
+        mask: Mask,
+        shared_terms: PositionTerms | None = None,
     ) -> Float[Array, 'B T D']:
         """Attends from every row of `inputs_q` to the rows of `inputs_kv` that `mask` lets it see."""
-        return self.attend(inputs_q, *self.project_kv(inputs_kv), mask)
+        k, v = self.project_kv(inputs_kv, mask.k_positions)
+        return self.attend(inputs_q, k, v, mask, shared_terms)
 
-    def project_kv(self, inputs_kv: Float[Array, 'B S D']) -> tuple[Float[Array, 'B S N H'], Float[Array, 'B S N U']]:
-        """Keys and values of these rows."""
-        return self.key(inputs_kv), self.value(inputs_kv)
+    def mix(
+        self, inputs: Float[Array, 'B T D'], mask: Mask, shared_terms: PositionTerms | None = None
+    ) -> Float[Array, 'B T D']:
+        """Self-attention, as the token-mixing layer of a stack."""
+        return self(inputs, inputs, mask, shared_terms)
+
+    def project_kv(
+        self, inputs_kv: Float[Array, 'B S D'], positions: Int[Array, 'B S'] | None = None
+    ) -> tuple[Float[Array, 'B S K H'], Float[Array, 'B S K U']]:
+        """Keys and values of these rows; a scheme that turns keys by their positions needs those."""
+        return self._place(self.key(inputs_kv), positions), self.value(inputs_kv)
 
     def attend(
-        self, inputs_q: Float[Array, 'B T D'], k: Float[Array, 'B S N H'], v: Float[Array, 'B S N U'], mask: Mask
+        self,
+        inputs_q: Float[Array, 'B T D'],
+        k: Float[Array, 'B S K H'],
+        v: Float[Array, 'B S K U'],
+        mask: Mask,
+        shared_terms: PositionTerms | None = None,
+        *,
+        cached: bool = False,
     ) -> Float[Array, 'B T D']:
         """Attends from these rows to keys and values made earlier."""
         use_dropout = self.config.dropout_rate > 0 and self.has_rng('dropout')
         rng = self.make_rng('dropout') if use_dropout else None
-        return self.output(attention(self.query(inputs_q), k, v, mask, self.config, dropout_rng=rng))
+        q = self._place(self.query(inputs_q), mask.q_positions)
+        terms = self.own_terms if shared_terms is None else shared_terms
+        options = {'params': self.variant_params, 'terms': terms}
+        if self.is_mutable_collection('weights'):  # asked for by `apply(..., mutable='weights')`
+            output, weights = attention_and_weights(q, k, v, mask, self.config, **options)
+            self.sow('weights', 'weights', weights)
+            return self.output(output)
+        return self.output(attention(q, k, v, mask, self.config, dropout_rng=rng, cached=cached, **options))
+
+    def init_state(self, batch: int, num_slots: int) -> 'KeyValues | RunningState':
+        """What a decode keeps of this self-attention: keys and values, or the running sums of a kind that has them."""
+        config, running = self.config, self._variant.running
+        if running is not None:
+            return RunningState.of(running.init(batch, config, self.dtype))
+        kv_heads = config.num_kv_heads or config.num_heads
+        return empty_key_values(
+            batch, num_slots, kv_heads, config.head_dim, config.value_dim or config.head_dim, self.dtype
+        )
+
+    def extend(
+        self,
+        inputs: Float[Array, 'B T D'],
+        state: 'KeyValues | RunningState',
+        reading: Reading,
+        shared_terms: PositionTerms | None = None,
+    ) -> tuple[Float[Array, 'B T D'], 'KeyValues | RunningState']:
+        """Self-attention of new target rows, W hypotheses with one each or one with several, to all they have read."""
+        k, v = self.project_kv(inputs, reading.positions)
+        if isinstance(state, KeyValues):
+            state = state.write(k, v, reading)
+            return self.attend(inputs, state.keys, state.values, reading.mask, shared_terms, cached=True), state
+        running = self._variant.running
+        assert running is not None
+        q = self._place(self.query(inputs), reading.positions)
+        options = make_options(q, self.config, params=self.variant_params)
+        rows = [reading.by_hypothesis(array) for array in (q, k, v)]
+        output, new = running.extend(state.flat(), *rows, reading.holds_by_hypothesis(), options)
+        return self.output(output.reshape(*inputs.shape[:2], *output.shape[2:])), state.renew(new)
+
+    def _place(self, heads: Float[Array, 'B T N H'], positions: Int[Array, 'B T'] | None) -> Float[Array, 'B T N H']:
+        if self.scheme is None or positions is None:
+            return heads
+        return position_schemes.on_heads(self.scheme, heads, positions)
+
+
+class SharedTerms(nn.Module):
+    """The terms of a scheme whose parameters a whole stack shares; None where the scheme has none of the kind."""
+
+    config: ModelConfig
+    use: str
+    causal: bool
+
+    @nn.compact
+    def __call__(self) -> PositionTerms | None:
+        if not position_schemes.SCHEMES[self.config.positions].shared:
+            return None
+        return declare_terms(self, self.config, self.config.attention_of(self.use), causal=self.causal)
 
 
 class _Projection(nn.Module):
