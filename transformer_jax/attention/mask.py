@@ -60,7 +60,7 @@ class Mask:
         return mask
 
     def block(self, q_start: Any, num_queries: int, k_start: Any, num_keys: int) -> 'Mask':
-        """The mask of `num_queries` queries from index `q_start` and `num_keys` keys from `k_start`, which may be traced.
+        """The mask of `num_queries` queries from index `q_start` and `num_keys` keys from `k_start`, maybe traced.
 
         The block must lie inside the arrays: a start beyond is moved back, as `jax.lax.dynamic_slice` does.
         """
