@@ -16,8 +16,8 @@ from transformer_jax.attention.variant import Options, Variant
 from transformer_jax.position_terms import PositionTerms
 from transformer_jax.shapes import Array, Bool, Float
 
-_SCORES_AT_ONCE = 2**22  # of all rows and heads together: 16 MiB in float32
-_LEAST_BLOCK, _GREATEST_BLOCK = 128, 512
+_SCORES_AT_ONCE = 2**21  # of all rows and heads together: 8 MiB in float32
+_LEAST_BLOCK, _GREATEST_BLOCK = 128, 256
 
 
 def blockwise_attention(
@@ -39,11 +39,9 @@ def blockwise_attention(
     leaves, structure = jax.tree.flatten(options.terms)
     learned = [leaf if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) else None for leaf in leaves]
     fixed = [leaf if other is None else None for leaf, other in zip(leaves, learned, strict=True)]
-    rate = options.config.dropout_rate if options.dropout_rng is not None else 0.0
-    plan = _Plan(blocks, options.scale, rate, structure)
-    context = _Context(
-        pad_to_blocks(mask, blocks), fixed, jax.random.bits(options.dropout_rng, (2,), jnp.uint32) if rate else None
-    )
+    seed = None if options.dropout_rng is None else jax.random.bits(options.dropout_rng, (2,), jnp.uint32)
+    plan = _Plan(blocks, options.scale, options.config.dropout_rate, structure)
+    context = _Context(pad_to_blocks(mask, blocks), fixed, seed)
     bias = options.bias
     if bias is not None:
         bias = jnp.broadcast_to(bias, (*bias.shape[:2], q.shape[1], k.shape[1]))
@@ -57,7 +55,7 @@ def blockwise_attention(
 
 
 def choose_blocks(rows: int, num_queries: int, num_keys: int, mask: Mask, block_size: int | None) -> Blocks:
-    """The block sizes for `rows` rows and heads together. `block_size` None = chosen for the caches of CPUs and TPUs."""
+    """Block sizes where `rows` rows and heads are computed together. `block_size` None = by what caches hold."""
     if block_size is None:
         block_size = _GREATEST_BLOCK
         while block_size > _LEAST_BLOCK and rows * block_size**2 > _SCORES_AT_ONCE:
