@@ -1,10 +1,12 @@
 """Sinusoids against the formula, and the numbers and properties that make them work."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests import oracles
-from transformer_jax.positions.sinusoidal import sinusoids
+from transformer_jax.config import ModelConfig
+from transformer_jax.positions.sinusoidal import on_embedding, sinusoids
 
 
 def test_the_interleaved_table_is_the_formula() -> None:
@@ -40,3 +42,12 @@ def test_a_shift_is_one_linear_map_whatever_the_position(offset: int) -> None:
 def test_the_shared_table_can_not_be_changed() -> None:
     with pytest.raises(ValueError, match='read-only'):
         sinusoids(5, 4)[0] = 1.0
+
+
+def test_positions_read_their_rows_in_any_layout() -> None:
+    config = ModelConfig(d_model=14, max_length=19, sinusoid_layout='tensor2tensor')
+    positions = np.asarray([[3, 18, 0], [1, 1, 2]])
+    read = on_embedding(config, {}, jnp.asarray(positions))
+    np.testing.assert_array_equal(read, sinusoids(19, 14, 'tensor2tensor')[positions])
+    interleaved = on_embedding(ModelConfig(d_model=14, max_length=19), {}, jnp.asarray(positions))
+    oracles.assert_close(interleaved, oracles.sinusoids(19, 14)[positions], 1e-6)
