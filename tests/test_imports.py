@@ -14,7 +14,7 @@ ROOT = Path(transformer_jax.__file__).parent
 # From the top: a package may import those on lower lines; packages on one line do not import each other.
 LINES = (
     ('__main__', 'commands'),
-    ('analysis', 'interop'),
+    ('analysis', 'interop', 'checking'),
     ('training', 'evaluation'),
     ('decoding',),
     ('models',),

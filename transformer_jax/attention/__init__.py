@@ -4,12 +4,28 @@ import difflib
 import importlib
 from collections.abc import Iterator
 
+from transformer_jax.attention.additive import ADDITIVE, ADDITIVE_BLOCKWISE, CONCAT, CONCAT_BLOCKWISE
+from transformer_jax.attention.blockwise import BLOCKWISE
 from transformer_jax.attention.dense import DENSE
+from transformer_jax.attention.general import GENERAL, GENERAL_BLOCKWISE
+from transformer_jax.attention.linear import LINEAR
+from transformer_jax.attention.low_rank import LOW_RANK
+from transformer_jax.attention.performer import PERFORMER
 from transformer_jax.attention.variant import FEATURES, Use, Variant
 from transformer_jax.config import AttentionConfig, ConfigError
 
 VARIANTS: dict[tuple[str, str], Variant] = {
     ('dot', 'dense'): DENSE,
+    ('dot', 'blockwise'): BLOCKWISE,
+    ('linear', 'chunked'): LINEAR,
+    ('performer', 'chunked'): PERFORMER,
+    ('low_rank', 'dense'): LOW_RANK,
+    ('additive', 'blockwise'): ADDITIVE_BLOCKWISE,
+    ('additive', 'dense'): ADDITIVE,
+    ('general', 'dense'): GENERAL,
+    ('general', 'blockwise'): GENERAL_BLOCKWISE,
+    ('concat', 'blockwise'): CONCAT_BLOCKWISE,
+    ('concat', 'dense'): CONCAT,
 }
 
 

@@ -1,0 +1,211 @@
+"""Checks of a whole configured model, with its sizes reduced: invariances, decoding with the cache, and sharding."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax import attention, models
+from transformer_jax.checking.attention_checks import check_use, require_supported
+from transformer_jax.checking.findings import Finding
+from transformer_jax.config import Config, MeshConfig, ModelConfig
+from transformer_jax.data.batch import Batch
+from transformer_jax.models.interface import Model
+from transformer_jax.parallel.mesh import make_mesh, place_batch
+from transformer_jax.shapes import Array, Params
+
+VOCABULARY, START = 29, 1
+DECODE_LIMIT = 1e-5
+SHARDING_LIMIT = 5e-6
+SOURCES, TARGETS = (11, 7, 3, 5, 11, 2, 9, 4), (9, 12, 4, 2, 7, 1, 12, 6)
+
+
+def check_config(config: Config) -> Iterator[Finding]:
+    """Every check of the config's attention variants and of its model, in float32 and without dropout."""
+    for use in models.uses_of_attention(config):
+        use = use._replace(compute_dtype='float32', packed=False, terms=False, max_length=32)
+        use = use._replace(config=dataclasses.replace(use.config, dropout_rate=0.0))
+        yield from check_use(use, require_supported(use, f'config.model.{use.name}'))
+    reduced = reduce_sizes(config.model)
+    model = models.build(reduced, vocab_size=VOCABULARY, start_id=START, execution=config.execution)
+    params = _draw_params(model)
+    batch = make_batch()
+    yield _check_the_future(model, params, batch)
+    yield _check_padding(model, params, batch)
+    yield _check_packing(config, model, params, batch)
+    yield _check_decoding(model, params, batch)
+    yield _check_sharding(model, params, batch)
+
+
+def reduce_sizes(config: ModelConfig) -> ModelConfig:
+    """Two layers, a narrow feed-forward layer and short sentences; heads, kinds and schemes as they are."""
+    return dataclasses.replace(
+        config,
+        num_encoder_layers=min(config.num_encoder_layers, 2),
+        num_decoder_layers=min(config.num_decoder_layers, 2),
+        d_model=min(config.d_model, 64),
+        d_ff=min(config.d_ff, 48),
+        max_length=max(64, min(config.max_length, 64)),
+        dropout_rate=0.0,
+        activation_dropout_rate=0.0,
+        attention=dataclasses.replace(config.attention, dropout_rate=0.0),
+        compute_dtype='float32',
+    )
+
+
+def make_batch(sources: tuple[int, ...] = SOURCES, targets: tuple[int, ...] = TARGETS, pads: int = 0) -> Batch:
+    """Rows of these lengths, one pair each, with `pads` more columns than the longest needs."""
+    rng = np.random.default_rng(0)
+    sides = []
+    for lengths in (sources, targets):
+        width = max(lengths) + pads
+        real = np.arange(width) < np.array(lengths)[:, None]
+        ids = np.zeros((len(lengths), width), np.int32)
+        for row, length in enumerate(lengths):
+            ids[row, :length] = rng.integers(3, VOCABULARY, length)
+        sides.append((ids, real.astype(np.int32), np.where(real, np.arange(width), 0).astype(np.int32)))
+    (inputs, in_segments, in_positions), (outputs, out_segments, out_positions) = sides
+    return Batch(inputs, outputs, in_segments, out_segments, in_positions, out_positions)
+
+
+def _draw_params(model: Model) -> Params:
+    """Parameters of which none is zero or one."""
+    params = model.init(jax.random.key(0, impl='threefry2x32'))
+    leaves, tree = jax.tree.flatten(params)
+    rng = np.random.default_rng(1)
+    return tree.unflatten([leaf + jnp.float32(rng.normal(size=leaf.shape) * 0.1) for leaf in leaves])
+
+
+def _generates(model: Model) -> bool:
+    return model.config.family != 'encoder_only'
+
+
+def _hidden(model: Model) -> Any:
+    return jax.jit(lambda params, batch: model.hidden(params, batch))
+
+
+def _worst(difference: Any, real: Any) -> float:
+    """The largest absolute difference at real tokens; NaN counts as infinite."""
+    at_real = np.abs(np.asarray(difference))[np.asarray(real)]
+    return float(at_real.max()) if np.isfinite(at_real).all() else np.inf
+
+
+def _check_the_future(model: Model, params: Params, batch: Batch) -> Finding:
+    """Changing a target from position t on changes nothing before t; hidden t reads targets before t."""
+    run, check = _hidden(model), 'later targets change nothing before them'
+    if not _generates(model):
+        return Finding('model', check, None, 0.0, 'the family reads both ways')
+    before = run(params, batch)
+    cut = 3
+    changed = np.where(np.arange(batch.targets.shape[1]) >= cut, (batch.targets + 5) % (VOCABULARY - 3) + 3, batch.targets)
+    after = run(params, batch._replace(targets=changed.astype(np.int32)))
+    real = (batch.target_segment_ids > 0) & (np.arange(batch.targets.shape[1]) <= cut)
+    return Finding('model', check, _worst(after - before, real), 1e-6)
+
+
+def _check_padding(model: Model, params: Params, batch: Batch) -> Finding:
+    """3 and 17 more pad columns on both sides change nothing."""
+    run, errors = _hidden(model), []
+    expected = run(params, batch)
+    for pads in (3, 17):
+        padded = make_batch(pads=pads)
+        got = run(params, padded)[:, : expected.shape[1]]
+        errors.append(_worst(got - expected, batch.target_segment_ids > 0))
+    return Finding('model', 'more padding changes nothing', max(errors), DECODE_LIMIT)
+
+
+def _check_packing(config: Config, model: Model, params: Params, batch: Batch) -> Finding:
+    """Two pairs in a row are as if each had a row of its own."""
+    check = 'packed pairs are as if alone'
+    for use in models.uses_of_attention(config):
+        reason = attention.why_not(require_supported(use, use.name), use._replace(packed=True, terms=False))
+        if reason is not None:
+            return Finding('model', check, None, DECODE_LIMIT, reason)
+    apart = make_batch()
+    expected = np.asarray(_hidden(model)(params, apart))
+    half = len(SOURCES) // 2
+
+    def join(ids: np.ndarray, lengths: tuple[int, ...], fill: Any = None) -> np.ndarray:
+        width = max(lengths[row] + lengths[row + half] for row in range(half))
+        rows = np.zeros((half, width), np.int32)
+        for row in range(half):
+            first, second = lengths[row], lengths[row + half]
+            parts = (ids[row, :first], ids[row + half, :second]) if fill is None else fill(first, second)
+            rows[row, : first + second] = np.concatenate(parts)
+        return rows
+
+    def segments(first: int, second: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(first, 1), np.full(second, 2)
+
+    def positions(first: int, second: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.arange(first), np.arange(second)
+
+    packed = Batch(
+        join(apart.inputs, SOURCES), join(apart.targets, TARGETS),
+        join(apart.inputs, SOURCES, segments), join(apart.targets, TARGETS, segments),
+        join(apart.inputs, SOURCES, positions), join(apart.targets, TARGETS, positions),
+    )  # fmt: skip
+    got = np.asarray(_hidden(model)(params, packed))
+    errors = []
+    for row in range(half):
+        first, second = TARGETS[row], TARGETS[row + half]
+        errors.append(np.abs(got[row, :first] - expected[row, :first]).max())
+        errors.append(np.abs(got[row, first : first + second] - expected[row + half, :second]).max())
+    return Finding('model', check, float(max(errors)), DECODE_LIMIT)
+
+
+def _check_decoding(model: Model, params: Params, batch: Batch) -> Finding:
+    """Logits of each cached step equal those of the teacher-forced pass; the first three tokens come by prefill."""
+    check = 'cached decoding is the full pass'
+    if not _generates(model):
+        return Finding('model', check, None, DECODE_LIMIT, 'the family does not generate')
+    expected = np.asarray(jax.jit(lambda p, b: model.project(p, model.hidden(p, b)))(params, batch))
+    length = batch.targets.shape[1]
+    inputs = np.concatenate([np.full((len(TARGETS), 1), START), batch.targets[:, :-1]], axis=1).astype(np.int32)
+    lengths = np.minimum(np.array(TARGETS), 3).astype(np.int32)
+
+    @jax.jit
+    def begin(params: Params) -> tuple[Array, Any]:
+        memory = model.encode(params, batch.inputs, batch.input_segment_ids, batch.input_positions)
+        return model.prefill(params, inputs[:, :3], lengths, model.init_decode(params, memory, length + 3))
+
+    step = jax.jit(model.decode_step)
+    logits, cache = begin(params)
+    errors = [
+        np.abs(np.asarray(logits)[row, :count] - expected[row, :count]).max() for row, count in enumerate(lengths)
+    ]
+    for t in range(int(lengths.min()), length):
+        # Rows that read fewer than three tokens at first are one to two steps behind the others.
+        at = np.minimum(t - int(lengths.min()) + lengths, length - 1)
+        logits, cache = step(params, jnp.asarray(inputs[np.arange(len(at)), at][:, None]), cache)
+        for row, position in enumerate(at):
+            if t - int(lengths.min()) + lengths[row] < TARGETS[row]:
+                errors.append(np.abs(np.asarray(logits)[row, 0] - expected[row, position]).max())
+    worst = max(errors) if np.isfinite(errors).all() else np.inf
+    return Finding('model', check, float(worst), DECODE_LIMIT)
+
+
+def _check_sharding(model: Model, params: Params, batch: Batch) -> Finding:
+    """The sum of hidden states' squares and its gradients, on one device and with the rows over all of them."""
+    check = f'1 device = {jax.device_count()} devices'
+    if jax.device_count() == 1 or len(TARGETS) % jax.device_count():
+        note = f'there is {jax.device_count()} device; set JAX_NUM_CPU_DEVICES=8 to simulate more on a CPU'
+        return Finding('model', '1 device = 8 devices', None, SHARDING_LIMIT, note)
+
+    def loss(params: Params, batch: Batch) -> Array:
+        real = batch.target_segment_ids > 0
+        return (jnp.square(model.hidden(params, batch)) * real[..., None]).sum()
+
+    run = jax.jit(jax.value_and_grad(loss))
+    alone = run(params, batch)
+    mesh = make_mesh(MeshConfig())
+    with jax.set_mesh(mesh):
+        together = run(params, place_batch(batch, mesh))
+    errors = []
+    for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
+        scale = max(float(np.linalg.norm(np.asarray(one))), 1e-30)
+        errors.append(float(np.linalg.norm(np.asarray(one) - np.asarray(other))) / scale)
+    return Finding('model', check, max(errors) if np.isfinite(errors).all() else np.inf, SHARDING_LIMIT)
