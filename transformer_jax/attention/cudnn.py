@@ -1,0 +1,107 @@
+"""Attention by cuDNN's fused kernels, through `jax.nn.dot_product_attention`: NVIDIA GPUs, 16 bits."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from transformer_jax.attention.dense import empty_unseen
+from transformer_jax.attention.mask import Mask
+from transformer_jax.attention.variant import Options, Use, Variant
+from transformer_jax.shapes import Array, Float
+
+_TILE = 128  # lengths are padded to whole tiles of the kernels, whose tails have had faults
+_GREATEST_HEAD = 128
+
+
+def cudnn_attention(
+    q: Float[Array, 'B T N H'],
+    k: Float[Array, 'B S K H'],
+    v: Float[Array, 'B S K U'],
+    mask: Mask,
+    options: Options,
+) -> tuple[Float[Array, 'B T N U'], None]:
+    """softmax(q k^T scale + bias) v. The scores never exist, but the mask does: O(T S) memory, shared by the heads."""
+    return attend(q, k, v, mask, options, 'cudnn'), None
+
+
+def attend(
+    q: Float[Array, 'B T N H'],
+    k: Float[Array, 'B S K H'],
+    v: Float[Array, 'B S K U'],
+    mask: Mask,
+    options: Options,
+    implementation: Any,
+) -> Float[Array, 'B T N U']:
+    """The call of `jax.nn.dot_product_attention` that means the same as our mask and options.
+
+    A causal mask by index is said natively, so that the kernels skip what it hides; padding, segments and all else are
+    a mask. Rows that see nothing are given the whole mask, for no kernel promises what it makes of them, and zeroed.
+    """
+    if options.return_weights or options.dropout_rng is not None:
+        raise ValueError("impl='cudnn' has neither weights to return nor dropout on them; impl='dense' has both")
+    may_see = mask.materialize()
+    sees = may_see.any(2)
+    bias = _join_biases(q, mask, options)
+    length = q.shape[1]
+    q = _pad(empty_unseen(q, sees), 1)
+    k, v = (_pad(empty_unseen(x, may_see.any(1)), 1) for x in (k, v))
+    whole = _pad(_pad((may_see | ~sees[:, :, None])[:, None], 2), 3)
+    output = jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        # in the queries' own 16 bits: a wider one beside them has made gradients NaN
+        None if bias is None else _pad(_pad(bias, 2), 3).astype(q.dtype),
+        whole,
+        scale=options.scale,
+        is_causal=mask.aligned and mask.causal and mask.k_prefix is None,
+        implementation=implementation,
+    )
+    return jnp.where(sees[:, :, None, None], output[:, :length], 0)
+
+
+def check(use: Use) -> str | None:
+    """Why cuDNN can't serve a use, or None when it can."""
+    config = use.config
+    if use.platform != 'gpu':
+        return f"cuDNN runs on NVIDIA GPUs, not on {use.platform}; impl='blockwise' computes the same anywhere"
+    if use.compute_dtype not in ('bfloat16', 'float16'):
+        return (
+            f"cuDNN computes in 16 bits, not in {use.compute_dtype}; set compute_dtype='bfloat16' or impl='blockwise'"
+        )
+    if config.value_dim not in (None, config.head_dim):
+        return (
+            f'cuDNN needs value_dim equal to head_dim, and they are {config.value_dim} and {config.head_dim}; '
+            f"set value_dim=None or impl='blockwise'"
+        )
+    if config.head_dim % 8 or config.head_dim > _GREATEST_HEAD:
+        return (
+            f'cuDNN needs a head_dim of at most {_GREATEST_HEAD} that is a multiple of 8, and it is {config.head_dim}; '
+            "impl='blockwise' takes any"
+        )
+    return None
+
+
+def _join_biases(q: Array, mask: Mask, options: Options) -> Float[Array, '#B #N T S'] | None:
+    biases = [] if options.bias is None else [options.bias]
+    if options.terms is not None:
+        places = mask.q_positions, mask.k_positions
+        own = options.terms.bias(*places)
+        if own is None or options.terms.score_term(q, *places) is not None:
+            raise ValueError("impl='cudnn' takes position schemes that add a bias alone; impl='blockwise' takes all")
+        biases.append(own)
+    return sum(biases) if biases else None  # type: ignore[return-value]
+
+
+def _pad(x: Array, axis: int) -> Array:
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, -x.shape[axis] % _TILE)
+    return jnp.pad(x, widths)
+
+
+CUDNN = Variant(
+    cudnn_attention,
+    frozenset('causal cross segments window globals prefix grouped_heads bias gpu bfloat16'.split()),
+    check,
+)

@@ -1,0 +1,177 @@
+"""Attention by Pallas kernels: on TPU the splash kernels shipped with JAX, on NVIDIA GPUs our own (`pallas_gpu`).
+
+On CPU the GPU kernels are interpreted, which is exact and slow: for tests, not for runs.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from transformer_jax.attention.mask import Mask
+from transformer_jax.attention.variant import Options, Use, Variant
+from transformer_jax.parallel.mesh import DATA
+from transformer_jax.shapes import Array, Float, Int
+
+Reach = tuple[int | None, int | None]
+_LANES = 128  # what lengths on a TPU must be whole multiples of
+_SINK = -1e30  # far below every logit and far above the kernels' value of a hidden one
+
+
+def pallas_attention(
+    q: Float[Array, 'B T N H'],
+    k: Float[Array, 'B S K H'],
+    v: Float[Array, 'B S K U'],
+    mask: Mask,
+    options: Options,
+) -> tuple[Float[Array, 'B T N U'], None]:
+    """softmax(q k^T scale) v. O(T S) time, half of it if causal, O(T W) with a window; O(T + S) memory.
+
+    Rows of a sharded batch stay where they are: the kernels run shard by shard over the mesh axis `data`. Raises
+    `ValueError` for what the kernels have no room for: weights, dropout, biases, globals, prefixes, and causal masks or
+    windows that are not aligned.
+    """
+    _refuse(mask, options)
+    left, right = mask.window or (None, None)
+    reach = left, 0 if mask.causal else right
+    # Padding may hold anything, NaN included, and 0 * NaN is NaN.
+    q = jnp.where((mask.q_segments > 0)[:, :, None, None], q, 0)
+    k, v = (jnp.where((mask.k_segments > 0)[:, :, None, None], x, 0) for x in (k, v))
+    # Padding of the two sides gets unlike ids, so that it does not see itself.
+    k_segments = jnp.where(mask.k_segments > 0, mask.k_segments, -1)
+
+    def attend(*arrays: Array) -> Array:
+        return jax.lax.platform_dependent(
+            *arrays,
+            tpu=functools.partial(splash, reach=reach, options=options),
+            cuda=functools.partial(flash, reach=reach, options=options),
+            cpu=functools.partial(flash, reach=reach, options=options, interpret=True),
+        )
+
+    return _by_shard(attend)(q, k, v, mask.q_segments, k_segments), None
+
+
+def splash(
+    q: Float[Array, 'B T N H'],
+    k: Float[Array, 'B S K H'],
+    v: Float[Array, 'B S K U'],
+    q_segments: Int[Array, 'B T'],
+    k_segments: Int[Array, 'B S'],
+    *,
+    reach: Reach,
+    options: Options,
+    interpret: bool = False,
+) -> Float[Array, 'B T N U']:
+    """By the TPU kernels shipped with JAX. A sink of no weight in every row keeps rows that see nothing at zero."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as shipped
+
+    length, num_heads = q.shape[1:3]
+    q = (q.astype(jnp.float32) * options.scale).astype(q.dtype)
+    q, q_segments = _pad(q, _LANES), _pad(q_segments, _LANES)
+    k, v, k_segments = _pad(k, _LANES), _pad(v, _LANES), _pad(k_segments, _LANES, -1)
+    shape = q.shape[1], k.shape[1]
+    q_block, k_block = (_fitting_block(size, options.config.block_size) for size in shape)
+    make_kernel: Any = shipped.make_splash_mha_single_device  # a partial of a partial, whose stub says mqa
+    kernel = make_kernel(
+        shipped.MultiHeadMask(
+            [shipped.FullMask(shape) if reach == (None, None) else shipped.LocalMask(shape, reach, 0)] * num_heads
+        ),
+        block_sizes=shipped.BlockSizes(
+            block_q=q_block, block_kv=k_block, block_q_dkv=q_block, block_kv_dkv=k_block, block_q_dq=q_block,
+            block_kv_dq=k_block,
+        ),
+        interpret=interpret,
+    )  # fmt: skip
+    sinks = jnp.full((num_heads,), _SINK, jnp.float32)
+
+    def attend_row(q: Array, k: Array, v: Array, q_segments: Array, k_segments: Array) -> Any:
+        return kernel(q, k, v, segment_ids=shipped.SegmentIds(q_segments, k_segments), sinks=sinks)
+
+    by_head = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
+    return jax.vmap(attend_row)(*by_head, q_segments, k_segments).transpose(0, 2, 1, 3)[:, :length].astype(v.dtype)
+
+
+def flash(
+    q: Float[Array, 'B T N H'],
+    k: Float[Array, 'B S K H'],
+    v: Float[Array, 'B S K U'],
+    q_segments: Int[Array, 'B T'],
+    k_segments: Int[Array, 'B S'],
+    *,
+    reach: Reach,
+    options: Options,
+    interpret: bool = False,
+) -> Float[Array, 'B T N U']:
+    """By our own kernels."""
+    from transformer_jax.attention.pallas_gpu import Kernel, flash_attention
+
+    length, value_width = q.shape[1], v.shape[-1]
+    q, k, v = _pad_width(q), _pad_width(k), _pad_width(v)
+    # Both sides of a block of each array fit into the shared memory of one multiprocessor.
+    block = options.config.block_size or (64 if max(q.shape[-1], v.shape[-1]) * q.dtype.itemsize <= 256 else 32)
+    kernel = Kernel(options.scale, reach, block, block, interpret)
+    q, q_segments = _pad(q, block), _pad(q_segments, block)
+    k, v, k_segments = _pad(k, block), _pad(v, block), _pad(k_segments, block, -1)
+    return flash_attention(kernel, q, k, v, q_segments, k_segments)[:, :length, :, :value_width]
+
+
+def check(use: Use) -> str | None:
+    """Why the kernels can't serve a use, or None when they can."""
+    if use.platform == 'cpu':
+        return "the kernels run on TPU and GPU; on CPU impl='blockwise' computes the same"
+    size = use.config.block_size
+    if use.platform == 'tpu' and size is not None and size % _LANES:
+        return f'block_size is {size}; on TPU it must be a multiple of {_LANES}, or None'
+    if use.platform == 'gpu' and size is not None and size not in (16, 32, 64, 128):
+        return f'block_size is {size}; on GPU it must be 16, 32, 64 or 128, or None'
+    return None
+
+
+def _refuse(mask: Mask, options: Options) -> None:
+    asked = {
+        'the weights': options.return_weights,
+        'dropout': options.dropout_rng is not None,
+        'a bias': options.bias is not None,
+        'position terms': options.terms is not None,
+        'global tokens': mask.num_global > 0,
+        'a prefix': mask.k_prefix is not None,
+        'a mask key by key': mask.allowed is not None,
+        'a causal mask or a window that is not aligned': not mask.aligned and (mask.causal or mask.window is not None),
+    }
+    missing = [name for name, is_asked in asked.items() if is_asked]
+    if missing:
+        raise ValueError(f"impl='pallas' has no room for {' and '.join(missing)}; impl='blockwise' or 'dense' has")
+
+
+def _by_shard(attend: Any) -> Any:
+    """`attend` on each shard's own rows where rows lie over the data axis: a compiler can not split a kernel."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.shape.get(DATA, 1) == 1 or DATA in mesh.manual_axes:
+        return attend
+    return jax.shard_map(attend, in_specs=PartitionSpec(DATA), out_specs=PartitionSpec(DATA), check_vma=False)
+
+
+def _pad(x: Array, multiple: int, value: int = 0) -> Array:
+    """Padding behind the rows, axis 1."""
+    widths = [(0, 0)] * x.ndim
+    widths[1] = (0, -x.shape[1] % multiple)
+    return jnp.pad(x, widths, constant_values=value)
+
+
+def _pad_width(x: Array) -> Array:
+    width = max(16, 1 << (x.shape[-1] - 1).bit_length())
+    return jnp.pad(x, [(0, 0)] * 3 + [(0, width - x.shape[-1])])
+
+
+def _fitting_block(length: int, block_size: int | None) -> int:
+    """The greatest block up to `block_size` that divides a length, both multiples of `_LANES`."""
+    return max(size for size in range(_LANES, max(block_size or 512, _LANES) + 1, _LANES) if length % size == 0)
+
+
+PALLAS = Variant(
+    pallas_attention,
+    frozenset('causal cross segments window grouped_heads value_dim gpu tpu float32 bfloat16'.split()),
+    check,
+)
