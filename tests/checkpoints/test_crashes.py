@@ -51,6 +51,7 @@ try:
 except CheckpointError as error:
     result['error'] = str(error)
 result['after'] = store.latest()
+result['left'] = [path.name for path in folder.checkpoints.iterdir()]
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 store.save(4, make(4), {})
 store.close()
@@ -121,5 +122,6 @@ def test_a_full_disk_is_loud_and_the_run_goes_on_when_there_is_space(tmp_path):
     assert 'saving step 2' in result['error']
     assert result['after'] == 1
     assert result['steps'] == [4]
-    assert 'report saving step 2 failed' in output
-    assert 'removed 1 unfinished' in output
+    assert result['error'] == f'saving step 2 in {tmp_path} failed: File too large. Earlier checkpoints are untouched'
+    assert result['left'] == ['step_00000001']
+    assert 'Traceback' not in errors

@@ -1,5 +1,6 @@
 """What is kept, what counts as newest and best, and what is refused."""
 
+import concurrent.futures
 import threading
 
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ from tests.checkpoints.toy_runs import MakeRun, assert_same_bits, describe, make
 from transformer_jax.checkpoints import files
 from transformer_jax.checkpoints.digests import CheckpointError
 from transformer_jax.checkpoints.entries import Entry, name_of
-from transformer_jax.checkpoints.store import Store, _rank, read_parameters, write_parameters
+from transformer_jax.checkpoints.keeping import rank
+from transformer_jax.checkpoints.store import Store, read_parameters, write_parameters
 
 
 def tiny(step: int) -> dict:
@@ -135,13 +137,78 @@ def test_a_failed_save_is_loud_at_the_next_call_and_the_one_after_works(make_run
         run.store.save(2, tiny(2), {})
         with pytest.raises(CheckpointError, match=r'saving step 2 .* No space left on device'):
             run.store.save(3, tiny(3), {})
-    assert any('saving step 2 failed' in line for line in run.reports)
+    assert [p.name for p in run.folder.checkpoints.iterdir()] == ['step_00000001']  # what was half-written is gone
     assert load_step(run.store) == (1, 1)
     run.store.save(3, tiny(3), {})
     run.store.wait()
     assert run.store.steps() == [3]
-    assert any('removed 1 unfinished' in line and 'step_00000002.writing' in line for line in run.reports)
-    assert [p.name for p in run.folder.checkpoints.iterdir()] == ['step_00000003']
+    assert run.reports == []
+
+
+def test_a_save_that_failed_can_be_asked_for_without_waiting(make_run: MakeRun, monkeypatch):
+    run = make_run()
+    gate, entered = threading.Event(), threading.Event()
+
+    def fail(unfinished, final):
+        entered.set()
+        assert gate.wait(30)
+        raise OSError(28, 'No space left on device')
+
+    run.store.check()
+    monkeypatch.setattr(files, 'publish', fail)
+    run.store.save(1, tiny(1), {})
+    assert entered.wait(30)
+    run.store.check()  # it is still running
+    gate.set()
+    saving = run.store._running
+    assert saving is not None
+    concurrent.futures.wait([saving])
+    with pytest.raises(CheckpointError, match='saving step 1 in .* failed: No space left on device. Earlier'):
+        run.store.check()
+    run.store.check()  # told once
+
+
+def test_a_folder_that_can_not_be_made_is_a_failed_save(make_run: MakeRun):
+    run = make_run()
+    run.folder.checkpoints.rmtree(missing_ok=True)
+    run.folder.checkpoints.write_text('in the way')
+    with pytest.raises(CheckpointError, match='saving step 1 in .* failed: (File exists|Not a directory)'):
+        run.store.save(1, tiny(1), {})
+
+
+def test_a_score_may_come_after_its_checkpoint(make_run: MakeRun, monkeypatch):
+    run = make_run()
+    run.store.save(1, tiny(1), {'evaluated': 0}, score=20.0)
+    run.store.save(2, tiny(2), {'evaluated': 1})
+    run.store.wait()
+    assert (run.store.best(), run.store.steps()) == (1, [1, 2])
+    before = {
+        path.name: path.read_bytes() for path in run.folder.checkpoints.glob('step_00000002/arrays/*') if path.is_file()
+    }
+
+    def die(path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, 'sync_to_disk', die)
+        with pytest.raises(KeyboardInterrupt):
+            run.store.add_score(2, {'evaluated': 2}, score=31.0)
+    assert (run.reader().scores(), run.reports) == ({1: 20.0}, [])
+    assert run.store.restore(describe(tiny(0)))[2] == {'evaluated': 1}
+    run.store.add_score(2, {'evaluated': 2}, score=31.0)
+    assert (run.reader().scores(), run.store.best(), run.store.steps()) == ({2: 31.0}, 2, [2])  # 1 was the best
+    assert run.store.restore(describe(tiny(0)))[2] == {'evaluated': 2}
+    assert load_step(run.store) == (2, 2)
+    after = {
+        path.name: path.read_bytes() for path in run.folder.checkpoints.glob('step_00000002/arrays/*') if path.is_file()
+    }
+    assert after == before
+    run.store.add_score(2, {'evaluated': 3}, score=float('nan'))
+    assert (run.store.scores(), run.store.restore(describe(tiny(0)))[2]) == ({}, {'evaluated': 3})
+    with pytest.raises(CheckpointError, match='no complete checkpoint of step 7; there are: 2'):
+        run.store.add_score(7, {}, score=1.0)
+    with pytest.raises(CheckpointError, match='open for reading only'):
+        run.reader().add_score(2, {}, score=1.0)
 
 
 def test_a_good_step_is_never_overwritten(make_run: MakeRun):
@@ -276,7 +343,7 @@ def test_the_best_is_the_earliest_of_the_best_scores_of_the_newest_kind(scored):
         Entry(step, None, {'score': score, 'higher_is_better': higher, 'score_name': name})  # type: ignore[arg-type]
         for step, (score, higher, name) in enumerate(scored)
     ]
-    ranked = _rank(entries)
+    ranked = rank(entries)
     having = [(step, *one) for step, one in enumerate(scored) if one[0] is not None]
     if not having:
         assert ranked == []

@@ -18,12 +18,15 @@ from tests.training.toy_training import (
     CrashError,
     Score,
     Toy,
+    crash_at,
     differing,
     joined,
     kill_at,
     open_store,
     read_events,
 )
+from transformer_jax.checkpoints import files
+from transformer_jax.checkpoints.digests import CheckpointError
 from transformer_jax.shapes import Params
 from transformer_jax.training.loop import TrainingError
 
@@ -128,6 +131,60 @@ def test_snapshots_follow_their_own_interval(toy: Toy, tmp_path: Path) -> None:
         assert store.snapshots() == [4, 8]
 
 
+def test_a_run_that_goes_back_behind_a_damaged_checkpoint_says_so_in_its_figures(toy: Toy, tmp_path: Path) -> None:
+    changes = {'train.steps': 4, 'checkpoint.every_steps': 2, 'checkpoint.keep_newest': 9, 'logging.every_steps': 1}
+    toy.train(tmp_path / 'run', changes)
+    data = next(path for path in (tmp_path / 'run' / 'checkpoints' / 'step_00000004').rglob('d/*') if path.is_file())
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)  # of the same size: only its digest tells
+    again = toy.train(tmp_path / 'run', changes)
+    assert (again.error, len(again.updates)) == (None, 2)
+    assert 'resumes after step 2 of 4' in again.console
+    assert [event['step'] for event in read_events(tmp_path / 'run', 'resume')] == [2]
+    assert [event['step'] for event in read_events(tmp_path / 'run', 'train')] == [1, 2, 3, 4]
+    assert all(event['steps_per_second'] < 1e6 for event in read_events(tmp_path / 'run', 'train'))
+
+
+def test_a_run_that_is_killed_writes_each_step_once(toy: Toy, tmp_path: Path) -> None:
+    changes = {'train.steps': 5, 'checkpoint.every_steps': 3, 'logging.every_steps': 1}
+    cut = toy.train(tmp_path / 'run', changes, hook=crash_at('step', 5))
+    assert isinstance(cut.error, CrashError)
+    assert [event['step'] for event in read_events(tmp_path / 'run', 'train')] == [1, 2, 3, 4]
+    assert toy.restore(tmp_path / 'run')[0] == 3
+    toy.train(tmp_path / 'run', changes)
+    assert [event['step'] for event in read_events(tmp_path / 'run', 'train')] == [1, 2, 3, 4, 5]
+
+
+def test_a_save_that_fails_ends_the_run_at_the_next_update(toy: Toy, tmp_path: Path, monkeypatch) -> None:
+    changes = {'train.steps': 50, 'checkpoint.every_steps': 2}
+    publish = files.publish
+
+    def fill(unfinished, final):
+        if final.name == 'step_00000004':
+            raise OSError(28, 'No space left on device')
+        publish(unfinished, final)
+
+    monkeypatch.setattr(files, 'publish', fill)
+    outcome = toy.train(tmp_path / 'run', changes)
+    assert isinstance(outcome.error, CheckpointError)
+    assert 'saving step 4 in' in str(outcome.error)
+    assert 'failed: No space left on device. Earlier checkpoints are untouched' in str(outcome.error)
+    assert len(outcome.updates) < 8
+    assert 'failed' not in outcome.console  # the error says it, once
+    assert toy.restore(tmp_path / 'run')[0] == 2
+
+
+def test_rows_that_only_fill_the_vocabulary_are_no_parameters(toy: Toy, tmp_path: Path) -> None:
+    counts = []
+    for multiple in (1, 13):
+        changes = {'model.vocab_pad_multiple': multiple, 'train.steps': 1}
+        toy.train(tmp_path / str(multiple), changes, evaluate=None, hook=kill_at(('compile', 1)))
+        (header,) = read_events(tmp_path / str(multiple), 'header')
+        counts.append(header['parameters'])
+    assert counts[0] == counts[1] > 25 * 16
+
+
 # Evaluation
 
 
@@ -211,7 +268,8 @@ def test_a_signal_at_any_moment_loses_nothing(toy: Toy, tmp_path: Path) -> None:
         pytest.fail('an evaluation goes on after a signal')
 
     whole = toy.train(tmp_path / 'whole', changes, evaluate=loss_of)
-    moments = [('compile', 1), ('compile', 2), ('data', 2), ('checkpoint', 1), None, ('evaluation', 1)]
+    again = ('checkpoint', 1)  # first while a score is added to what was saved before, then while step 4 is saved
+    moments = [('compile', 1), ('compile', 2), ('data', 2), again, again, None, ('evaluation', 1)]
     parts = []
     for moment in moments:
         evaluate, hook = (loss_of, kill_at(moment)) if moment else (stop_in_the_middle, None)
@@ -219,12 +277,13 @@ def test_a_signal_at_any_moment_loses_nothing(toy: Toy, tmp_path: Path) -> None:
         assert (parts[-1].signal, parts[-1].error) == (15, None)
         saved = open_store(tmp_path / 'cut').latest() or 0
         assert saved == len(joined(parts, 'updates'))
-    assert [len(part.updates) for part in parts] == [0, 1, 2, 1, 2, 0]
+    assert [len(part.updates) for part in parts] == [0, 1, 2, 0, 1, 2, 0]
     parts.append(toy.train(tmp_path / 'cut', changes, evaluate=loss_of))
     assert joined(parts, 'updates') == whole.updates
     found, expected = toy.restore(tmp_path / 'cut'), toy.restore(tmp_path / 'whole')
     assert differing(found[1], expected[1]) == []
     assert found[2] == expected[2]
+    assert open_store(tmp_path / 'cut').scores() == open_store(tmp_path / 'whole').scores()
     events = [
         [(event['step'], event['loss']) for event in read_events(tmp_path / name, 'evaluation')]
         for name in ('cut', 'whole')
@@ -234,12 +293,25 @@ def test_a_signal_at_any_moment_loses_nothing(toy: Toy, tmp_path: Path) -> None:
 
 
 def test_a_signal_in_the_last_evaluation(toy: Toy, tmp_path: Path) -> None:
-    cut = toy.train(tmp_path / 'run', {'train.steps': 3}, evaluate=loss_of, hook=kill_at(('evaluation', 1)))
-    assert (cut.signal, len(cut.updates)) == (15, 3)
-    assert toy.restore(tmp_path / 'run')[0] == 3
-    done = toy.train(tmp_path / 'run', {'train.steps': 3}, evaluate=loss_of)
-    assert (done.error, done.updates) == (None, [])
-    assert [event['step'] for event in read_events(tmp_path / 'run', 'evaluation')] == [3]
+    changes = {'train.steps': 3, 'evaluation.every_steps': 2}
+    scores = Scores(5.0, 4.0, 9.0)
+    whole = toy.train(tmp_path / 'whole', changes, evaluate=Scores(5.0, 4.0))
+    cut = toy.train(tmp_path / 'run', changes, evaluate=scores, hook=kill_at(('evaluation', 2)))
+    assert (cut.signal, len(cut.updates), scores.calls) == (15, 3, 1)
+    with open_store(tmp_path / 'run') as store:
+        assert (store.steps(), store.scores(), store.best()) == ([2, 3], {2: 5.0}, 2)
+    done = toy.train(tmp_path / 'run', changes, evaluate=scores)
+    assert (done.error, done.updates, scores.calls) == (None, [], 2)
+    assert 'best so far' in done.console
+    assert [event['step'] for event in read_events(tmp_path / 'run', 'evaluation')] == [2, 3]
+    # All is as in the run that was not cut, and the same command again evaluates no more.
+    for path in (tmp_path / 'run', tmp_path / 'whole'):
+        with open_store(path) as store:
+            assert (store.steps(), store.scores(), store.best()) == ([3], {3: 4.0}, 3)
+    assert toy.restore(tmp_path / 'run')[2] == toy.restore(tmp_path / 'whole')[2]
+    assert cut.updates == whole.updates
+    again = toy.train(tmp_path / 'run', changes, evaluate=scores)
+    assert (again.error, scores.calls) == (None, 2)
 
 
 def test_fewer_steps_than_were_done(toy: Toy, tmp_path: Path) -> None:

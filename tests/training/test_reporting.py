@@ -44,8 +44,10 @@ def make_figures(**changes: float) -> dict[str, float]:
     return figures | {'target_tokens': 4000, 'padding': 0.093, 'bad_steps': 0} | changes
 
 
-def make_reporter(folder: Path, *, stream: Any = None, clock: Clock | None = None, **changes: Any) -> Reporter:
-    return Reporter(
+def make_reporter(
+    folder: Path, *, stream: Any = None, clock: Clock | None = None, start_step: int = 0, **changes: Any
+) -> Reporter:
+    reporter = Reporter(
         folder / 'figures.jsonl',
         folder / 'tensorboard',
         LoggingConfig(tensorboard=changes.pop('tensorboard', False)),
@@ -54,6 +56,8 @@ def make_reporter(folder: Path, *, stream: Any = None, clock: Clock | None = Non
         clock=clock or Clock(),
         **changes,
     )
+    reporter.begin(start_step)
+    return reporter
 
 
 def read_events(folder: Path) -> list[Event]:
@@ -189,22 +193,48 @@ def test_non_finite_figures_stay_valid_json(tmp_path: Path) -> None:
     assert records[1]['perplexity'] is None
 
 
-def test_a_resumed_run_replaces_what_the_cut_one_wrote_beyond(tmp_path: Path) -> None:
-    with make_reporter(tmp_path, tensorboard=True) as cut:
+@pytest.mark.parametrize('first', [0, 70])
+def test_a_resumed_run_replaces_what_the_cut_one_wrote_beyond(tmp_path: Path, first: int) -> None:
+    with make_reporter(tmp_path, tensorboard=True, start_step=first) as cut:
         for step in (50, 100, 150, 200):
             cut.step(step, make_figures(loss=float(step)))
-    before = (tmp_path / 'figures.jsonl').read_text()
+            cut.evaluation(step, {'bleu': float(step)})
+    with (tmp_path / 'figures.jsonl').open('a') as file:
+        file.write('{"event": "train", "st')  # where a kill cut it
     stream = io.StringIO()
     with make_reporter(tmp_path, tensorboard=True, start_step=100, stream=stream) as resumed:
         resumed.header([Device()], 11)
         for step in (150, 200):
             resumed.step(step, make_figures(loss=-float(step)))
-    assert (tmp_path / 'figures.jsonl').read_text().startswith(before)  # nothing that was written is lost
     assert 'resumes after step 100 of 1,000' in stream.getvalue()
-    trained = [r for r in read_figures(tmp_path / 'figures.jsonl') if r['event'] == 'train']
+    records = [json.loads(line) for line in (tmp_path / 'figures.jsonl').read_text().splitlines()]
+    assert records == read_figures(tmp_path / 'figures.jsonl')
+    trained = [record for record in records if record['event'] == 'train']
     assert [(r['step'], r['loss']) for r in trained] == [(50, 50), (100, 100), (150, -150), (200, -200)]
+    assert [r['step'] for r in records if r['event'] == 'evaluation'] == [50, 100]
+    assert [(r['event'], r['step']) for r in records if r['event'] in ('start', 'resume')] == [
+        ('resume' if first else 'start', first),
+        ('resume', 100),
+    ]
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ['figures.jsonl']
     starts = [event.step for event in read_events(tmp_path) if event.session_log.status == SessionLog.START]
     assert starts == [101]  # TensorBoard hides events from this step on that were written before
+
+
+def test_a_run_that_starts_anew_replaces_all_that_a_cut_one_wrote(tmp_path: Path) -> None:
+    for loss in (1.0, 2.0):
+        with make_reporter(tmp_path, tensorboard=True) as reporter:
+            reporter.step(50, make_figures(loss=loss))
+    trained = [r for r in read_figures(tmp_path / 'figures.jsonl') if r['event'] == 'train']
+    assert [(r['step'], r['loss']) for r in trained] == [(50, 2.0)]
+    assert [event.step for event in read_events(tmp_path) if event.session_log.status == SessionLog.START] == [1]
+
+
+def test_lines_that_are_no_records_are_left_where_they_are(tmp_path: Path) -> None:
+    path = tmp_path / 'figures.jsonl'
+    path.write_text('a note\n{"event": "train", "step": 60}\n[1]\n{"event": "compile"}\n')
+    JsonLines(epath.Path(path), 50).close()
+    assert path.read_text() == 'a note\n[1]\n{"event": "compile"}\n'
 
 
 def test_eta_and_speed_of_a_resumed_run_count_its_own_steps_alone(tmp_path: Path) -> None:
@@ -227,6 +257,7 @@ def test_a_line_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
     with make_reporter(tmp_path, start_step=50):
         pass
     assert [r['event'] for r in read_figures(path)] == ['start', 'train', 'end', 'resume', 'end']
+    assert len(path.read_text().splitlines()) == 5
 
 
 def test_a_bad_line_elsewhere_is_an_error_with_its_number(tmp_path: Path) -> None:
@@ -342,7 +373,7 @@ def test_object_stores_get_the_whole_file_at_each_flush(tmp_path: Path, monkeypa
     path = epath.Path(tmp_path / 'figures.jsonl')
     path.write_text('{"event": "start", "step": 0}\n{"event"')
     monkeypatch.setattr(figure_files, '_is_remote', lambda path: True)
-    file = JsonLines(path)
+    file = JsonLines(path, 0)
     file.write({'event': 'resume', 'step': 0})
     assert len(path.read_text().split('\n')) == 2  # not yet
     file.flush()

@@ -258,7 +258,6 @@ class Toy:
                 folder.tensorboard,
                 config.logging,
                 total_steps=config.train.steps,
-                start_step=store.latest() or 0,
                 stream=console,
                 hook=hook,
             ) as reporter,

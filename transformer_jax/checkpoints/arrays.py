@@ -5,6 +5,7 @@ part every leaf has a path such as `encoder/layers/kernel`; the tree's node type
 so tuples, dataclasses and optimizer states return as what they were.
 """
 
+import logging
 from typing import Any
 
 import jax
@@ -115,6 +116,7 @@ def start_writing(folder: epath.Path, parts: Parts) -> Any:
     from orbax.checkpoint import v1 as orbax
 
     stored = {part: {path: _raw(x) for path, x in leaves.items() if x.size} for part, leaves in parts.items()}
+    logging.getLogger('absl').addFilter(_is_news)
     with _context(orbax):
         return orbax.save_checkpointables_async(folder, {part: leaves for part, leaves in stored.items() if leaves})
 
@@ -135,6 +137,14 @@ def read(folder: epath.Path, wanted: Parts) -> Parts:
         part: {path: _cooked(found.get(part, {}).get(path), x) for path, x in leaves.items()}
         for part, leaves in wanted.items()
     }
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of the log says what nobody else will.
+
+    Orbax logs the traceback of every background thread that a failed write goes through; `.result()` raises the same.
+    """
+    return '_SignalingThread.run() raised an exception' not in record.getMessage()
 
 
 def _context(orbax: Any) -> Any:

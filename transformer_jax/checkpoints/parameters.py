@@ -8,7 +8,7 @@ from etils import epath
 
 from transformer_jax.checkpoints import arrays, digests, files
 from transformer_jax.checkpoints.digests import CheckpointError, RequestError
-from transformer_jax.checkpoints.writing import Writing
+from transformer_jax.checkpoints.writing import Writing, explain
 from transformer_jax.shapes import Params
 
 PART = 'params'
@@ -22,12 +22,12 @@ def write_parameters(path: str | os.PathLike[str], params: Params, info: dict[st
     """
     final = require_free(path)
     content = manifest_content('parameters', info=info)
-    writing = Writing(final, arrays.split({PART: params}), content)
     try:
-        writing.finish()
+        Writing(final, arrays.split({PART: params}), content).finish()
+    except CheckpointError:
+        raise
     except Exception as error:
-        writing.abandon()
-        raise CheckpointError(f'writing parameters to {final} failed: {type(error).__name__}: {error}') from error
+        raise CheckpointError(f'writing parameters to {final} failed: {explain(error)}') from error
 
 
 def require_free(path: str | os.PathLike[str]) -> epath.Path:

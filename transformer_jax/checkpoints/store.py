@@ -13,9 +13,10 @@ from etils import epath
 from transformer_jax.checkpoints import arrays, digests, files, parameters
 from transformer_jax.checkpoints.digests import CheckpointError, DamagedError, RequestError
 from transformer_jax.checkpoints.entries import Entries, Entry, Report, name_of
+from transformer_jax.checkpoints.keeping import rank, superfluous
 from transformer_jax.checkpoints.parameters import read_parameters, write_parameters
 from transformer_jax.checkpoints.run_folder import RunFolder
-from transformer_jax.checkpoints.writing import Writing, copy_part
+from transformer_jax.checkpoints.writing import Writing, copy_part, explain
 from transformer_jax.config import CheckpointConfig
 from transformer_jax.shapes import Params
 
@@ -64,11 +65,8 @@ class Store:
         """
         self.wait()
         self._check_may_write()
-        if score is not None and not math.isfinite(score):
-            self._report(f'the score of step {step} is {score}, which counts as no score')
-            score = None
-        content = parameters.manifest_content('checkpoint', step=step, info=extra, score=score)
-        content |= {'score_name': score_name, 'higher_is_better': higher_is_better}
+        scored = self._scored(step, score, score_name, higher_is_better=higher_is_better)
+        content = parameters.manifest_content('checkpoint', step=step, info=extra) | scored
         parts = arrays.split(state)
         if snapshot and parameters.PART not in parts:
             raise CheckpointError(f'a snapshot needs a child named {parameters.PART!r}; the state has {list(parts)}')
@@ -76,14 +74,35 @@ class Store:
         if self._folder.primary:
             self._clean()
             self._make_room(target)
-        writing = Writing(target, parts, content)
 
         def tidy() -> None:
             self._apply_keep_rules(step)
             if snapshot:
                 self._copy_snapshot(step, target)
 
-        self._launch(step, lambda: writing.finish(tidy))
+        self._launch(step, lambda: Writing(target, parts, content), tidy)
+
+    def add_score(
+        self,
+        step: int,
+        extra: dict[str, Any],
+        *,
+        score: float | None,
+        higher_is_better: bool = True,
+        score_name: str = 'score',
+    ) -> None:
+        """Gives a saved checkpoint the score of a later evaluation, and the `extra` that goes with it.
+
+        Its arrays are not touched; a process that dies leaves it as it was or as it shall be. Then the keep rules count
+        anew. Raises RequestError when there is no such step.
+        """
+        self.wait()
+        self._check_may_write()
+        entry = self._entry(step)
+        scored = self._scored(step, score, score_name, higher_is_better=higher_is_better)
+        if self._folder.primary:
+            digests.write_manifest(entry.folder, entry.manifest | {'info': extra} | scored)
+            self._apply_keep_rules(step)
 
     def save_snapshot(self, step: int, params: Params) -> None:
         """Starts saving parameters alone, as `save` does; an earlier snapshot of the same step is replaced."""
@@ -94,8 +113,13 @@ class Store:
             self._clean()
             self._remove_snapshot(target)
         content = parameters.manifest_content('snapshot', step=step, info={})
-        writing = Writing(target, arrays.split({parameters.PART: params}), content)
-        self._launch(step, lambda: writing.finish(self._keep_newest_snapshots))
+        parts = arrays.split({parameters.PART: params})
+        self._launch(step, lambda: Writing(target, parts, content), self._keep_newest_snapshots)
+
+    def check(self) -> None:
+        """Raises CheckpointError, as `wait` does, when a save has failed by now; cheap, and waits for none."""
+        if self._running is not None and self._running.done():
+            self.wait()
 
     def wait(self) -> None:
         """Returns when nothing is being saved any more. Raises CheckpointError when the last save failed."""
@@ -105,10 +129,7 @@ class Store:
         try:
             running.result()
         except Exception as error:
-            raise CheckpointError(
-                f'saving step {self._saving} in {self._folder.path} failed: {type(error).__name__}: {error}. '
-                'Earlier checkpoints are untouched'
-            ) from error
+            raise self._failure(error) from error
 
     def close(self) -> None:
         """Waits for the running save, then ends the background thread. Raises as `wait` does."""
@@ -143,7 +164,7 @@ class Store:
 
     def best(self) -> int | None:
         """The step of the best score, the earliest of equals; None when none has a score."""
-        ranked = _rank(self._checkpoints.find())
+        ranked = rank(self._checkpoints.find())
         return ranked[0].step if ranked else None
 
     def scores(self) -> dict[int, float]:
@@ -194,16 +215,30 @@ class Store:
         """The children of the state that the checkpoint of this step holds, as `restore_params` takes them."""
         return tuple(self._entry(step).manifest['leaves'])
 
-    def _launch(self, step: int, work: Callable[[], None]) -> None:
+    def _launch(self, step: int, start: Callable[[], Writing], then: Callable[[], None]) -> None:
+        """Copies the arrays here and now, and does the rest in the background."""
         self._saving = step
-        self._running = self._worker.submit(work)
-        self._running.add_done_callback(self._report_failure)
+        try:
+            writing = start()
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise self._failure(error) from error
+        self._running = self._worker.submit(writing.finish, then)
 
-    def _report_failure(self, saved: concurrent.futures.Future[None]) -> None:
-        # The error is raised by the next save or wait; until then at least the report has it.
-        error = saved.exception()
-        if error is not None:
-            self._report(f'saving step {self._saving} failed: {type(error).__name__}: {error}')
+    def _failure(self, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f'saving step {self._saving} in {self._folder.path} failed: {explain(error)}. '
+            'Earlier checkpoints are untouched'
+        )
+
+    def _scored(
+        self, step: int, score: float | None, score_name: str, *, higher_is_better: bool
+    ) -> dict[str, float | str | bool | None]:
+        if score is not None and not math.isfinite(score):
+            self._report(f'the score of step {step} is {score}, which counts as no score')
+            score = None
+        return {'score': score, 'score_name': score_name, 'higher_is_better': higher_is_better}
 
     def _check_may_write(self) -> None:
         if not self._folder.may_write:
@@ -226,13 +261,8 @@ class Store:
         raise CheckpointError(f'{target} exists already and is not overwritten')
 
     def _apply_keep_rules(self, newest: int) -> None:
-        entries = self._checkpoints.find()
-        kept = {newest}
-        kept.update(entry.step for entry in entries[-self._config.keep_newest :])
-        kept.update(entry.step for entry in _rank(entries)[: self._config.keep_best])
-        for entry in entries:
-            if entry.step not in kept:
-                self._checkpoints.remove(entry)
+        for entry in superfluous(self._checkpoints.find(), newest, self._config):
+            self._checkpoints.remove(entry)
 
     def _copy_snapshot(self, step: int, checkpoint: epath.Path) -> None:
         target = self._folder.snapshots / name_of(step)
@@ -263,7 +293,7 @@ class Store:
         if isinstance(step, int):
             return [self._entry(step, snapshots=True)]
         entries = self._checkpoints.find()
-        ranked = [] if step == 'latest' else _rank(entries)
+        ranked = [] if step == 'latest' else rank(entries)
         if step == 'best' and not ranked:
             raise RequestError(f'no checkpoint in {self._folder.checkpoints} has a score, so none is best')
         return ranked + [entry for entry in entries[::-1] if entry not in ranked]
@@ -300,18 +330,3 @@ class Store:
             raise DamagedError(
                 f'none of the checkpoints in {self._folder.checkpoints} is complete: {", ".join(broken)}'
             )
-
-
-def _rank(entries: list[Entry]) -> list[Entry]:
-    """Best first, earliest of equals first, of the entries whose score is of the same kind as the newest score."""
-    scored = [entry for entry in entries if entry.score is not None]
-    if not scored:
-        return []
-    kind = _score_kind(scored[-1])
-    same = [entry for entry in scored if _score_kind(entry) == kind]
-    sign = -1 if kind[1] else 1
-    return sorted(same, key=lambda entry: (sign * entry.manifest['score'], entry.step))
-
-
-def _score_kind(entry: Entry) -> tuple[str, bool]:
-    return entry.manifest['score_name'], entry.manifest['higher_is_better']

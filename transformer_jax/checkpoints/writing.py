@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -32,13 +34,30 @@ class Writing:
         self._operation = f'checkpoint_{next(_operations)}'
         if jax.process_index() == 0:
             self._unfinished.mkdir(parents=True)
-        self._response = arrays.start_writing(self._unfinished / digests.ARRAYS, parts)
+        try:
+            self._response = arrays.start_writing(self._unfinished / digests.ARRAYS, parts)
+        except BaseException:
+            if jax.process_index() == 0:
+                remove_unfinished(self._unfinished)
+            raise
 
     def finish(self, then: Callable[[], None] | None = None) -> None:
         """Waits until all is on disk and visible under its final name, and process 0 has done `then`.
 
-        Raises whatever went wrong.
+        Raises whatever went wrong. What was written till then is removed, since a full disk needs the room; what can't
+        be removed stays under its unfinished name.
         """
+        try:
+            self._publish()
+        except BaseException:
+            if jax.process_index() == 0:
+                remove_unfinished(self._unfinished)
+            raise
+        if jax.process_index() == 0 and then is not None:
+            then()
+        self._wait_for_all('done')
+
+    def _publish(self) -> None:
         self._response.result()
         index, count = jax.process_index(), jax.process_count()
         share = digests.digest_folder(self._unfinished, (index, count))
@@ -48,14 +67,6 @@ class Writing:
             digests.write_manifest(self._unfinished, self._content | {'files': share})
             files.sync_to_disk(self._unfinished)
             files.publish(self._unfinished, self.final)
-            if then is not None:
-                then()
-        self._wait_for_all('done')
-
-    def abandon(self) -> None:
-        """Removes what a failed `finish` left; what can't be removed stays under its unfinished name."""
-        with contextlib.suppress(OSError):
-            self._unfinished.rmtree()
 
     def _gather(self, share: dict[str, Any], index: int, count: int) -> dict[str, Any]:
         """Each process leaves its digests in a file beside the folder; process 0 collects them."""
@@ -76,10 +87,34 @@ class Writing:
             asyncio.run(orbax.multihost.sync_global_processes(moment, operation_id=self._operation))
 
 
+def explain(error: BaseException) -> str:
+    """Why a write failed, in one line: the system's own words where it was the system that refused."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if found := re.search(r"os_error_code='(\d+)'", str(error)):  # as tensorstore, which writes for Orbax, puts it
+        return os.strerror(int(found[1]))
+    return f'{type(error).__name__}: {str(error).partition(chr(10))[0]}'
+
+
+def remove_unfinished(folder: epath.Path) -> None:
+    """Removes what a failed write left, as far as it can be removed."""
+    with contextlib.suppress(OSError):
+        folder.rmtree()
+
+
 def copy_part(source: epath.Path, part: str, final: epath.Path, content: dict[str, Any]) -> None:
     """Makes a folder that holds one part of a finished checkpoint, by copying its files; called in one process."""
-    manifest = digests.read_manifest(source)
     unfinished = final.parent / f'{final.name}.writing' if files.is_local(final) else final
+    try:
+        _copy(source, part, unfinished, content)
+    except BaseException:
+        remove_unfinished(unfinished)
+        raise
+    files.publish(unfinished, final)
+
+
+def _copy(source: epath.Path, part: str, unfinished: epath.Path, content: dict[str, Any]) -> None:
+    manifest = digests.read_manifest(source)
     for name in manifest['files']:
         if not digests.belongs(name, part):
             continue
@@ -91,4 +126,3 @@ def copy_part(source: epath.Path, part: str, final: epath.Path, content: dict[st
     copied = {'leaves': leaves, 'versions': manifest['versions'], 'files': digests.digest_folder(unfinished)}
     digests.write_manifest(unfinished, content | copied)
     files.sync_to_disk(unfinished)
-    files.publish(unfinished, final)

@@ -17,8 +17,9 @@ from transformer_jax.data.pipeline import TrainingBatches
 from transformer_jax.data.prepared import prepare
 from transformer_jax.data.vocabulary import load_vocabulary
 from transformer_jax.models.interface import Model
-from transformer_jax.overlay import config_to_dict, fixed_differences, overlay
+from transformer_jax.overlay import config_to_dict, fixed_differences
 from transformer_jax.parallel.mesh import make_mesh, num_data_shards
+from transformer_jax.training.parameter_count import count_parameters
 
 
 def describe(config: Config, run_dir: str | os.PathLike[str] | None) -> Iterator[str]:
@@ -32,11 +33,9 @@ def describe(config: Config, run_dir: str | os.PathLike[str] | None) -> Iterator
         marks = f'{"*" if value != default[path] else " "}{"+" if field.metadata.get("free") else " "}'
         yield f'{marks} config.{path} = {value!r}'
     yield ''
-    yield from _describe_parameters(_build(config, run_dir))
-    # Rows that only fill the vocabulary up to a multiple are no parameters of the model.
-    unpadded = overlay(config, {'model.vocab_pad_multiple': 1})
-    count = sum(leaf.size for leaf in jax.tree.leaves(_shapes(_build(unpadded, run_dir))))
-    yield f'parameters: {count:,}'
+    model = _build(config, run_dir)
+    yield from _describe_parameters(model)
+    yield f'parameters: {count_parameters(config.model, vocab_size=model.vocab_size):,}'
     mesh = make_mesh(config.execution.mesh)
     yield ''
     sizes = ', '.join(f'{name} {size}' for name, size in mesh.shape.items())

@@ -43,7 +43,6 @@ def train_run(config: Config, run_dir: str | os.PathLike[str]) -> int | None:
                 folder.tensorboard,
                 config.logging,
                 total_steps=config.train.steps,
-                start_step=store.latest() or 0,
                 primary=primary,
             ) as reporter,
         ):

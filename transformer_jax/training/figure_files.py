@@ -19,20 +19,25 @@ _CHARTED = ('train', 'evaluation')
 class JsonLines:
     """One JSON object a line, appended, each on disk at once. Non-finite numbers, which JSON lacks, become null.
 
-    An object store can't append: there the whole file is written again at each flush. Every method may raise `OSError`.
+    Lines of updates beyond `start_step`, which a cut run wrote and this one will write again, are taken out first, so
+    that each step stands once. An object store can't append: there the whole file is written again at each flush. Every
+    method may raise `OSError`.
     """
 
-    def __init__(self, path: epath.Path) -> None:
+    def __init__(self, path: epath.Path, start_step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._file: Any = None
-        self._text = ''
+        before = path.read_text() if path.exists() else ''
+        self._text = _take_out(before, start_step)
         if _is_remote(path):
-            self._text = path.read_text() if path.exists() else ''
-        else:
-            self._file = path.open('a')
-        if self._is_torn():
-            self._append('\n')
+            return
+        if self._text != before:
+            unfinished = path.parent / f'{path.name}.writing'
+            unfinished.write_text(self._text)
+            unfinished.replace(path)
+        self._text = ''
+        self._file = path.open('a')
 
     def write(self, record: Mapping[str, Any]) -> None:
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
@@ -54,39 +59,31 @@ class JsonLines:
             self._file.write(text)
             self._file.flush()
 
-    def _is_torn(self) -> bool:
-        """Whether a kill cut the last line of an earlier run."""
-        if self._file is None:
-            return bool(self._text) and not self._text.endswith('\n')
-        with self._path.open('rb') as file:
-            if not file.seek(0, os.SEEK_END):
-                return False
-            file.seek(-1, os.SEEK_END)
-            return file.read() != b'\n'
-
 
 def read_figures(path: epath.PathLike) -> list[dict[str, Any]]:
-    """The records that stand: what a cut run wrote beyond the step that it later resumed at is left out.
+    """The records of a file, each step once. Non-finite figures read as None.
 
-    Non-finite figures read as None. A line torn by a kill is left out where a later start follows it, or at the very
-    end; anywhere else a bad line raises `ValueError` with its number.
+    A last line torn by a kill is left out; anywhere else a bad line raises `ValueError` with its number.
     """
-    records: list[dict[str, Any]] = []
-    torn: int | None = None
-    for number, line in enumerate(epath.Path(path).read_text().split('\n'), start=1):
-        if not line:
-            continue
-        record = _parse(line)
-        starts = record is not None and record['event'] in ('start', 'resume')
-        if torn is not None and not starts:
-            raise ValueError(f'{path}, line {torn}: not a JSON record')
-        torn = number if record is None else None
-        if record is None:
-            continue
-        if starts:
-            records = [old for old in records if old.get('step', 0) <= record['step']]
-        records.append(record)
+    lines = epath.Path(path).read_text().split('\n')
+    records = []
+    for number, line in enumerate(lines, start=1):
+        record = _parse(line) if line else None
+        if record is not None:
+            records.append(record)
+        elif line and number < len(lines):
+            raise ValueError(f'{path}, line {number}: not a JSON record')
     return records
+
+
+def _take_out(text: str, start_step: int) -> str:
+    """The text without the lines of updates beyond `start_step`, and without a last line that a kill has torn."""
+    kept = []
+    for line in text.split('\n')[:-1]:
+        record = _parse(line)
+        if record is None or record.get('step', 0) <= start_step:  # what is no record is not ours to judge
+            kept.append(f'{line}\n')
+    return ''.join(kept)
 
 
 def _is_remote(path: epath.Path) -> bool:
@@ -95,9 +92,10 @@ def _is_remote(path: epath.Path) -> bool:
 
 def _parse(line: str) -> dict[str, Any] | None:
     try:
-        return json.loads(line)
+        record = json.loads(line)
     except ValueError:
         return None
+    return record if isinstance(record, dict) else None
 
 
 class TensorBoard:
@@ -112,10 +110,11 @@ class TensorBoard:
         from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 
         folder.mkdir(parents=True, exist_ok=True)
+        resumes = any(folder.iterdir())
         self._clock, self._next_flush = clock, clock()
         # The process id keeps two starts within one second apart.
         self._events = EventsWriter(os.fspath(folder / 'events'), f'.{os.getpid()}')
-        if start_step:  # hides what a cut run wrote beyond the step that this one resumes at
+        if resumes:  # hides what a cut run wrote beyond the step that this one resumes at
             self._events.write_event(Event(step=start_step + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def write(self, record: Mapping[str, Any]) -> None:

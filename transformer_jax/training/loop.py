@@ -18,6 +18,7 @@ from transformer_jax.parallel.mesh import place_batch
 from transformer_jax.shapes import Params
 from transformer_jax.training.metrics import Metrics, Window, figures
 from transformer_jax.training.optimizer import make_optimizer
+from transformer_jax.training.parameter_count import count_parameters
 from transformer_jax.training.reporting import Reporter
 from transformer_jax.training.schedule import make_schedule
 from transformer_jax.training.state import TrainState, abstract_state, make_state, state_shardings
@@ -104,9 +105,10 @@ class _Run:
         with reporter.timing('compile'):
             self.state, self.progress = _restore_or_start(config, model, optimizer, store, mesh)
         self.progress.look_at(config.evaluation.score)
-        reporter.header(list(mesh.devices.flat), sum(leaf.size for leaf in jax.tree.leaves(self.state.params)))
-        self.programs = _Programs(step, mesh, reporter)
         self.applied = int(self.state.step)  # updates known to be done
+        reporter.begin(self.applied)
+        reporter.header(list(mesh.devices.flat), count_parameters(config.model, vocab_size=model.vocab_size))
+        self.programs = _Programs(step, mesh, reporter)
         self.bad_in_row = int(self.state.bad_in_row)
         self.saved_step = self.applied or None
         self.window = Window()
@@ -128,6 +130,7 @@ class _Run:
                     self._settle()
                     if self.applied >= total:
                         break
+                self.store.check()
                 self._update()
                 self._do_what_is_due()
             self._settle()
@@ -228,25 +231,19 @@ class _Run:
         self.reporter.say(f'stopped early: {patience} evaluations without a better {self.config.evaluation.score}')
 
     def _save(self, score: float | None = None) -> None:
-        if self.applied == self.saved_step:
-            if score is not None:
-                self.reporter.say(
-                    f'step {self.applied:,} was saved before it was evaluated: its checkpoint has no score'
-                )
+        """Saves what `applied` updates made, or gives the score to the checkpoint that has them already."""
+        if self.applied == self.saved_step and score is None:
             return
-        config = self.config.checkpoint
+        config, name = self.config.checkpoint, self.config.evaluation.score
+        extra = dataclasses.asdict(self.progress) | {'seed': self.config.seed}
+        kind: Any = {'score_name': name, 'higher_is_better': name != 'loss'}
+        self.reporter.flush()  # figures of updates that no later start repeats
         with self.reporter.timing('checkpoint'):
-            extra = dataclasses.asdict(self.progress) | {'seed': self.config.seed}
-            higher = self.config.evaluation.score != 'loss'
-            self.store.save(
-                self.applied,
-                self.state,
-                extra,
-                score=score,
-                score_name=self.config.evaluation.score,
-                higher_is_better=higher,
-                snapshot=config.average_every_steps is None or _is_due(self.applied, config.average_every_steps),
-            )
+            if self.applied == self.saved_step:  # a signal had cut its evaluation short
+                self.store.add_score(self.applied, extra, score=score, **kind)
+            else:
+                snapshot = config.average_every_steps is None or _is_due(self.applied, config.average_every_steps)
+                self.store.save(self.applied, self.state, extra, score=score, snapshot=snapshot, **kind)
         self.saved_step = self.applied
 
 

@@ -65,11 +65,10 @@ class Stopwatch:
 class Reporter:
     """Tells the console, `figures_file` (JSON lines, appended) and TensorBoard how a run goes, in the same figures.
 
-    On a terminal a live progress bar stays below the lines; elsewhere there are plain lines only. `start_step` is the
-    number of updates done before: above 0, the files say that the run resumed there, so that what a cut run wrote
-    beyond it counts no more (see `figure_files.read_figures`). Only one process of a run is `primary`; the others
-    report nothing. Neither a terminal that went away nor a full disk stops the run: writes that failed are counted and
-    named at the end. `stream` is the console, stderr if None. Use as a context manager, or call `close`.
+    On a terminal a live progress bar stays below the lines; elsewhere there are plain lines only. Before `begin` there
+    is the console alone. Only one process of a run is `primary`; the others report nothing. Neither a terminal that
+    went away nor a full disk stops the run: writes that failed are counted and named at the end. `stream` is the
+    console, stderr if None. Use as a context manager, or call `close`.
     """
 
     def __init__(
@@ -79,31 +78,40 @@ class Reporter:
         config: LoggingConfig,
         *,
         total_steps: int,
-        start_step: int = 0,
         primary: bool = True,
         stream: Any | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.stopwatch = Stopwatch(clock)
-        self._total_steps, self._start_step = total_steps, start_step
+        self._figures_file, self._tensorboard_folder = epath.Path(figures_file), epath.Path(tensorboard_folder)
+        self._config, self._clock = config, clock
+        self._total_steps, self._start_step = total_steps, 0
         self._primary = primary
         self._console = _Console(sys.stderr if stream is None else stream)
         self._bar: tqdm | None = None
         self._writers: list[Any] = []
         self._lost = 0
-        self._last_step, self._last_training = start_step, 0.0
+        self._last_step, self._last_training = 0, 0.0
         self._closed = False
-        if primary:
-            self._open(lambda: JsonLines(epath.Path(figures_file)))
-            if config.tensorboard:
-                self._open(lambda: TensorBoard(epath.Path(tensorboard_folder), start_step, clock))
-            self._record({'event': 'resume' if start_step else 'start', 'step': start_step, 'time': time.time()})
 
     def __enter__(self) -> 'Reporter':
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def begin(self, start_step: int) -> None:
+        """Opens the files; `start_step` updates were done before, by an earlier start.
+
+        What that one wrote beyond them, before it was cut, stands no more: this one comes to the same steps again.
+        """
+        self._start_step = self._last_step = start_step
+        if not self._primary:
+            return
+        self._open(lambda: JsonLines(self._figures_file, start_step))
+        if self._config.tensorboard:
+            self._open(lambda: TensorBoard(self._tensorboard_folder, start_step, self._clock))
+        self._record({'event': 'resume' if start_step else 'start', 'step': start_step, 'time': time.time()})
 
     def timing(self, activity: str) -> contextlib.AbstractContextManager[None]:
         """Counts the time of the block as `activity`, one of `ACTIVITIES`."""
