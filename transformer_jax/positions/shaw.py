@@ -31,7 +31,7 @@ class ShawTerms:
     def score_term(
         self, q: Float[Array, 'B T N H'], q_positions: Int[Array, '#B T'], k_positions: Int[Array, '#B S']
     ) -> Float[Array, 'B N T S']:
-        """The product q . a^K[clip(j - i)], before it is scaled. Rows of padding must be finite: they meet the table."""
+        """The product q . a^K[clip(j - i)], not yet scaled. Rows of padding must be finite, for they meet the table."""
         by_offset = jnp.einsum('BTNH,RH->BNTR', q, self.keys.astype(q.dtype), preferred_element_type=jnp.float32)
         offsets = clipped_offsets(q_positions, k_positions, len(self.keys) // 2)
         return jnp.take_along_axis(by_offset, offsets[:, None], axis=-1, mode='promise_in_bounds')
