@@ -45,10 +45,12 @@ class Rows(NamedTuple):
 def elu_features(
     rows: Float[Array, 'B T N H'], options: Options
 ) -> tuple[Float[Array, 'B T N H'], Float[Array, 'B T N']]:
-    """elu(x) + 1, which is x + 1 above zero and exp(x) below. There is no scale: a feature map has no temperature."""
+    """elu(x) + 1, which is x + 1 above zero and exp(x) below. There is no 1 / sqrt(d_k) here: nothing to be scaled."""
     positive = rows > 0
     features = jnp.where(positive, rows + 1, jnp.exp(jnp.where(positive, 0, rows)))
-    return features, jnp.zeros(rows.shape[:-1], rows.dtype)
+    largest = jax.lax.stop_gradient(features.max(axis=-1))
+    largest = jnp.where(largest > 0, largest, 1)
+    return features / largest[..., None], jnp.log(largest)
 
 
 def attend(

@@ -26,7 +26,7 @@ def low_rank_attention(
     a position beyond E's rows yields NaN.
     """
     _refuse_what_is_not_supported(mask, options)
-    real = mask.k_segments > 0
+    real = (mask.k_segments > 0) & (mask.q_segments > 0).any(axis=1, keepdims=True)  # a key that nobody sees is padding
     real_rows = real[:, :, None, None]
 
     def project(rows: Float[Array, 'B S K H'], name: str) -> Float[Array, 'B R K H']:
