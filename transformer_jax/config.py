@@ -188,6 +188,26 @@ class ConvolutionConfig:
 
 
 @dataclass(frozen=True)
+class EncoderOnlyConfig:
+    """Masked language modelling with an encoder alone. Devlin et al. 2019 (BERT), section 3.1 and appendix A."""
+
+    side: str = option('source', choices=('source', 'target'))  # of each pair: the text that is modelled
+    selected_rate: float = option(0.15, above=0.0, maximum=1.0)  # of the subwords: those to be predicted
+    masked_share: float = option(0.8, minimum=0.0, maximum=1.0)  # of those: read as the mask symbol
+    random_share: float = option(0.1, minimum=0.0, maximum=1.0)  # of those: read as a random subword; others stay
+    embedding_norm: bool = True  # normalises the sum of embedding and position
+    prediction_layer: bool = True  # a dense layer, the activation and a norm before the vocabulary projection
+
+
+@dataclass(frozen=True)
+class DecoderOnlyConfig:
+    """One causal stack: a language model of the target side, or translation with the source as a prefix."""
+
+    task: str = option('translation', choices=('translation', 'language_model'))
+    prefix: str = option('bidirectional', choices=('bidirectional', 'causal'))  # how the source sees itself
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The paper's base model unless changed. Section 3, Table 3."""
 
@@ -205,6 +225,8 @@ class ModelConfig:
     decoder_mixing: str = option('attention', choices=('attention', 'recurrence', 'convolution'))
     recurrence: RecurrenceConfig = _group(RecurrenceConfig)
     convolution: ConvolutionConfig = _group(ConvolutionConfig)
+    encoder_only: EncoderOnlyConfig = _group(EncoderOnlyConfig)
+    decoder_only: DecoderOnlyConfig = _group(DecoderOnlyConfig)
     positions: str = 'sinusoidal'  # one of positions.SCHEMES
     relative_clip: int = _count(16)  # shaw: offsets beyond this count as this; k in the paper of Shaw et al.
     rope_base: float = option(10_000.0, above=1.0)

@@ -17,6 +17,7 @@ from transformer_jax.config import DecodingConfig
 from transformer_jax.data.batch import Batch
 from transformer_jax.data.vocabulary import Vocabulary
 from transformer_jax.decoding.translator import Translator
+from transformer_jax.models.interface import TRANSLATION
 
 PAD, EOS, UNK, BOS = 0, 1, 2, 3
 
@@ -39,6 +40,7 @@ class TableModel:
     num_sentences: int = 5
     start_id: int = BOS
     scale: float = 1.5
+    task = TRANSLATION
     traced: list[str] = field(default_factory=list, compare=False)  # names of the methods, as often as traced
 
     def init(self, rng):

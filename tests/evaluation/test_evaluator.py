@@ -147,10 +147,10 @@ def evaluator(model, vocabulary, pairs, tmp_path_factory):
 def test_programs_are_compiled_once_and_follow_the_parameters(evaluator, params, expected):
     first = evaluator(params)
     assert first.nll == pytest.approx(expected.sum(), rel=1e-6)
-    compiled = evaluator._log_probabilities._cache_size()
+    compiled = evaluator._score_tokens._cache_size()
     assert evaluator(params) == first
     assert evaluator(jax.tree.map(lambda leaf: 2 * leaf, params)).nll != first.nll
-    assert evaluator._log_probabilities._cache_size() == compiled
+    assert evaluator._score_tokens._cache_size() == compiled
 
 
 def test_a_pair_scored_twice_or_never_is_an_error(evaluator, params, monkeypatch):
@@ -213,11 +213,12 @@ def test_pairs_of_another_split_are_refused(model, vocabulary, pairs, tmp_path):
 
 
 def test_a_result_reads_well():
-    result = Result('test', 1200, 14233, 10003, nll=14233 * math.log(2))
+    result = Result('test', 1200, 14233, 10003, nll=14233 * math.log(2), num_correct=1000)
     assert result.format().splitlines() == [
         'test: 1,200 pairs, 14,233 target subwords, 10,003 words',
         'NLL: 0.6931 nats a subword',
         'perplexity: 2.00 a subword, 2.68 a word',
+        'accuracy: 7.0 % of these subwords',
     ]
     assert result.score('loss') == pytest.approx(math.log(2))
     with pytest.raises(ValueError, match="no score 'bleu' of the test split; it must be 'loss'"):

@@ -11,13 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_jax.data.batch import Batch
-from transformer_jax.training.metrics import Metrics, Window, count_slots, figures, merge, perplexity, step_metrics
+from transformer_jax.training.metrics import (
+    Metrics,
+    Window,
+    count_slots,
+    count_targets,
+    figures,
+    merge,
+    perplexity,
+    step_metrics,
+)
 
 
 def make_metrics(
     loss: float = 6.0, nll: float = 4.0, tokens: int = 3, *, good: bool = True, rate: float = 0.1
 ) -> Metrics:
-    counts = {'target_tokens': jnp.int32(tokens), 'source_tokens': jnp.int32(5), 'slots': jnp.int32(16)}
+    counts = {'target_tokens': jnp.int32(tokens), 'real_slots': jnp.int32(8), 'slots': jnp.int32(16)}
     return step_metrics(
         loss_sum=loss, nll_sum=nll, counts=counts, gradient_norm=2.0, learning_rate=rate, good=jnp.asarray(good)
     )
@@ -27,11 +36,15 @@ def test_count_slots_counts_what_is_real() -> None:
     inputs = np.array([[1, 1, 1, 0, 0], [1, 1, 2, 2, 0]])  # a packed row counts all its segments
     targets = np.array([[1, 1, 0], [1, 2, 0]])
     batch = Batch(inputs, targets, inputs, targets, inputs, targets)
-    assert {name: int(count) for name, count in count_slots(batch).items()} == {
-        'target_tokens': 4,
-        'source_tokens': 7,
-        'slots': 16,
-    }
+    assert {name: int(count) for name, count in count_slots(batch).items()} == {'real_slots': 11, 'slots': 16}
+    assert {name: int(count) for name, count in count_targets(batch).items()} == {'target_tokens': 4}
+
+
+@pytest.mark.parametrize(('side', 'real', 'slots'), [('source', 7, 10), ('target', 4, 6)])
+def test_slots_of_a_side_that_the_model_does_not_read_are_no_padding(side: str, real: int, slots: int) -> None:
+    inputs, targets = np.array([[1, 1, 1, 0, 0], [1, 1, 2, 2, 0]]), np.array([[1, 1, 0], [1, 2, 0]])
+    batch = Batch(inputs, targets, inputs, targets, inputs, targets)
+    assert {name: int(n) for name, n in count_slots(batch, (side,)).items()} == {'real_slots': real, 'slots': slots}
 
 
 def test_figures_of_one_step() -> None:

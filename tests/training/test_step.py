@@ -16,6 +16,7 @@ from tests import oracles
 from tests.models.tiny import START, V, make_batch, make_model, make_params
 from transformer_jax.config import OptimizerConfig, ScheduleConfig, TrainConfig
 from transformer_jax.data.batch import Batch
+from transformer_jax.models.interface import TRANSLATION
 from transformer_jax.training.optimizer import make_optimizer
 from transformer_jax.training.schedule import make_schedule
 from transformer_jax.training.state import TrainState, make_state
@@ -32,10 +33,14 @@ class Bigram:
     vocab_size: int = V
     noise: float = 0.0
     prng: str = 'rbg'
+    task = TRANSLATION
 
     def init(self, rng: Any = None) -> Any:
         draw = np.random.default_rng(3)
         return {name: jnp.float32(draw.normal(size=shape)) for name, shape in (('table', (V, 5)), ('mix', (5, 5)))}
+
+    def objective(self, batch: Batch, rngs: Any) -> Batch:
+        return batch
 
     def hidden(self, params: Any, batch: Batch, *, dropout_rng: Any = None) -> Any:
         assert str(jax.random.key_impl(dropout_rng)) == self.prng

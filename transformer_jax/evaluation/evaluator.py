@@ -1,11 +1,12 @@
-"""A model on a split: likelihood of the references, and scores of its translations."""
+"""A model on a split: likelihood of what it is to predict, and scores of its translations."""
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,10 +26,10 @@ from transformer_jax.evaluation.bleu import (
     sacrebleu_score,
     split_bleu_score,
 )
-from transformer_jax.models.interface import Model
-from transformer_jax.models.likelihood import token_log_probabilities
+from transformer_jax.models.interface import TRANSLATION, Model
+from transformer_jax.models.likelihood import score_tokens
 from transformer_jax.parallel.mesh import num_data_shards, place_batch, replicated
-from transformer_jax.shapes import Params
+from transformer_jax.shapes import Array, Int, Params
 
 
 @dataclass(frozen=True)
@@ -37,21 +38,28 @@ class Result:
 
     split: str
     num_pairs: int
-    num_tokens: int  # target subwords, eos included
-    num_words: int  # of the raw references, split at whitespace
-    nll: float  # nats, summed over all target subwords; no smoothing
+    num_tokens: int  # that were to be predicted: target subwords with eos, or what was masked
+    num_words: int  # of the raw references, split at whitespace; 0 where not all of the text was to be predicted
+    nll: float  # nats, summed over these subwords; no smoothing
+    num_correct: int = 0  # subwords that the model found most probable where they were to be predicted
+    predicts: str = TRANSLATION.predicts  # in words: what those subwords are
     scores: tuple[Score, ...] = ()
     match: ExactMatch | None = None
 
     @property
     def loss(self) -> float:
-        """Plain negative log-likelihood in nats a target subword."""
+        """Plain negative log-likelihood in nats a subword."""
         return self.nll / self.num_tokens
 
     @property
     def perplexity(self) -> float:
-        """Per target subword, eos included."""
+        """Per subword that was to be predicted, eos included where it is one."""
         return _exp(self.loss)
+
+    @property
+    def accuracy(self) -> float:
+        """The share of subwords, teacher-forced or masked, that the model found most probable."""
+        return self.num_correct / self.num_tokens
 
     @property
     def word_perplexity(self) -> float | None:
@@ -82,17 +90,20 @@ class Result:
             'loss': self.loss,
             'perplexity': self.perplexity,
             'word_perplexity': self.word_perplexity,
+            'accuracy': self.accuracy,
             'scores': [dataclasses.asdict(score) for score in self.scores],
             'exact_match': None if self.match is None else dataclasses.asdict(self.match),
         }
 
     def format(self) -> str:
         """A few lines to read; the last ones are of the exact matches, overall and by phenomenon."""
+        num_words = f', {self.num_words:,} words' if self.num_words else ''
         words = '' if self.word_perplexity is None else f', {self.word_perplexity:.2f} a word'
         lines = [
-            f'{self.split}: {self.num_pairs:,} pairs, {self.num_tokens:,} target subwords, {self.num_words:,} words',
+            f'{self.split}: {self.num_pairs:,} pairs, {self.num_tokens:,} {self.predicts}{num_words}',
             f'NLL: {self.loss:.4f} nats a subword',
             f'perplexity: {self.perplexity:.2f} a subword{words}',
+            f'accuracy: {100 * self.accuracy:.1f} % of these subwords',
             *(f'{score.name}: {score.value:.2f} ({score.signature})' for score in self.scores),
         ]
         if self.match is not None:
@@ -103,6 +114,14 @@ class Result:
                 for name, value in self.match.by_phenomenon.items()
             ]
         return '\n'.join(lines)
+
+
+class PairScores(NamedTuple):
+    """How each pair was predicted, `[pairs]` each."""
+
+    nll: np.ndarray  # nats, float64
+    num_tokens: np.ndarray  # to predict
+    num_correct: np.ndarray  # found most probable
 
 
 class Evaluator:
@@ -145,20 +164,27 @@ class Evaluator:
         self._prepared, self._pairs, self._vocabulary = prepared, list(pairs), vocabulary
         self._batch_tokens, self._mesh = batch_tokens, mesh
         self._translator, self._target_language = translator, target_language
-        self._log_probabilities = jax.jit(
-            lambda params, batch: token_log_probabilities(self._model, params, batch),
+        self._pose = jax.jit(self._pose_program)
+        self._score_tokens = jax.jit(
+            lambda params, batch: score_tokens(self._model, params, batch),
             out_shardings=None if mesh is None else replicated(mesh),
         )
 
     def __call__(self, params: Params, *, folder: epath.PathLike | None = None) -> Result:
         """Scores every pair once. `folder` also takes the translations, the raw references and the result as files."""
-        nll = self.negative_log_likelihoods(params)
+        pairs = self.score_pairs(params)
+        task = self._model.task
+        if not pairs.num_tokens.sum():
+            raise ValueError(f'the {self._prepared.split} split has no {task.predicts}; evaluate more pairs')
+        whole_text = task.translates or task.generates
         result = Result(
             split=self._prepared.split,
             num_pairs=len(self._pairs),
-            num_tokens=int(self._prepared.target_lengths[: len(self._pairs)].sum(dtype=np.int64)),
-            num_words=sum(len(reference.split()) for reference in self._references),
-            nll=float(nll.sum()),
+            num_tokens=int(pairs.num_tokens.sum()),
+            num_words=sum(len(reference.split()) for reference in self._references) if whole_text else 0,
+            nll=float(pairs.nll.sum()),
+            num_correct=int(pairs.num_correct.sum()),
+            predicts=task.predicts,
         )
         hypotheses = None
         if self._translator is not None:
@@ -170,29 +196,47 @@ class Evaluator:
         return result
 
     def negative_log_likelihoods(self, params: Params) -> np.ndarray:
-        """Nats of each pair's target given its source, float64 `[pairs]`; each pair is scored exactly once."""
-        nll = np.full(len(self._pairs), np.nan)
+        """Nats of what is to be predicted of each pair (in translation, its target), float64 `[pairs]`."""
+        return self.score_pairs(params).nll
+
+    def score_pairs(self, params: Params) -> PairScores:
+        """Scores each pair exactly once."""
+        scores = PairScores(*(np.zeros(len(self._pairs), dtype) for dtype in (np.float64, np.int64, np.int64)))
         scored = np.zeros(len(self._pairs), np.int64)
-        for host_batch in self._batches():
-            ids, batch = host_batch.pair_ids, host_batch.batch
-            log_probabilities = np.asarray(self._log_probabilities(params, self._place(batch)), np.float64)
-            nll[ids] = -log_probabilities[: len(ids)].sum(axis=1)
+        for task in self.batches():
+            ids = task.pair_ids
+            log_probabilities, correct = self._score_tokens(params, self._place(task.batch))
+            scores.nll[ids] = -np.asarray(log_probabilities, np.float64)[: len(ids)].sum(axis=1)
+            scores.num_correct[ids] = np.asarray(correct)[: len(ids)].sum(axis=1)
+            scores.num_tokens[ids] = (task.batch.target_segment_ids > 0)[: len(ids)].sum(axis=1)
             np.add.at(scored, ids, 1)
         if not (scored == 1).all():
             bad = int(np.flatnonzero(scored != 1)[0])
             raise RuntimeError(
                 f'pair {bad} of the {self._prepared.split} split was scored {scored[bad]} times, not once'
             )
-        return nll
+        return scores
 
-    def _batches(self) -> Iterator[HostBatch]:
-        return evaluation_batches(
+    def batches(self) -> Iterator[HostBatch]:
+        """Every pair exactly once, on the host, as `model.objective` poses it.
+
+        What is masked of a pair hangs on its id alone, so that every evaluation asks the same.
+        """
+        batches = evaluation_batches(
             self._prepared,
             vocabulary=self._vocabulary,
             batch_tokens=self._batch_tokens,
             rows_multiple=1 if self._mesh is None else num_data_shards(self._mesh),
             max_pairs=len(self._pairs),
         )
+        for loaded in batches:
+            row_ids = np.zeros(len(loaded.batch.inputs), np.uint32)
+            row_ids[: len(loaded.pair_ids)] = loaded.pair_ids
+            yield loaded._replace(batch=jax.device_get(self._pose(loaded.batch, row_ids)))
+
+    def _pose_program(self, batch: Batch, row_ids: Int[Array, 'B']) -> Batch:
+        key = jax.random.key(0, impl='threefry2x32')
+        return self._model.objective(batch, jax.vmap(functools.partial(jax.random.fold_in, key))(row_ids))
 
     def _place(self, batch: Batch) -> Batch:
         """This process's rows of a global batch, on the mesh; each process makes all batches and reads all results."""
@@ -225,12 +269,19 @@ def _make_room(model: Model, longest: int) -> Model:
     if longest <= model.max_length:
         return model
     config = getattr(model, 'config', None)
-    if config is None or config.positions not in ('sinusoidal', 'none'):
+    roomier: Any = None if config is None else dataclasses.replace(config, max_length=longest)
+    roomier = None if roomier is None else dataclasses.replace(model, config=roomier)  # type: ignore[type-var]
+    if roomier is None or _shapes(roomier) != _shapes(model):
         raise ValueError(
             f'the longest side of a pair has {longest} subwords with eos, above config.model.max_length '
-            f'{model.max_length}, and learned positions reach no further; raise it or take the pair out'
+            f'{model.max_length}, and parameters with a row for each position, such as learned positions, reach no '
+            'further; raise it or take the pair out'
         )
-    return dataclasses.replace(model, config=dataclasses.replace(config, max_length=longest))  # type: ignore[type-var]
+    return roomier
+
+
+def _shapes(model: Model) -> Any:
+    return jax.tree.map(lambda leaf: leaf.shape, jax.eval_shape(model.init, jax.random.key(0)))
 
 
 def _exp(nats: float) -> float:

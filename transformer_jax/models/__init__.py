@@ -9,10 +9,16 @@ from transformer_jax import attention, data, positions
 from transformer_jax import config as config_module
 from transformer_jax.attention.variant import Use
 from transformer_jax.config import Config, ConfigError, ExecutionConfig, ModelConfig
+from transformer_jax.models.decoder_only import DecoderOnly
 from transformer_jax.models.encoder_decoder import EncoderDecoder
-from transformer_jax.models.interface import Model
+from transformer_jax.models.encoder_only import EncoderOnly
+from transformer_jax.models.interface import Model, Task
 
-MODELS: dict[str, Any] = {'encoder_decoder': EncoderDecoder}
+MODELS: dict[str, Any] = {
+    'encoder_decoder': EncoderDecoder,
+    'encoder_only': EncoderOnly,
+    'decoder_only': DecoderOnly,
+}
 
 
 def build(config: ModelConfig, *, vocab_size: int, start_id: int, execution: ExecutionConfig | None = None) -> Model:
@@ -30,28 +36,46 @@ def validate(config: Config) -> None:
         raise ConfigError(
             f'config.model.family is {model.family!r}; it must be one of {", ".join(map(repr, MODELS))}{hint}'
         )
-    positions.check(model)
+    family = MODELS[model.family]
+    family.check(model)
+    positions.check(model, [name for name in family.attention_uses(model) if name != 'cross'])
     for use in uses_of_attention(config):
         attention.check(use, f'config.model.{use.name}')
+    _check_task(config)
     data.check(config)
+
+
+def task_of(config: ModelConfig) -> Task:
+    """What a model of this config is for."""
+    return MODELS[config.family].task_of(config)
+
+
+def _check_task(config: Config) -> None:
+    task = task_of(config.model)
+    if not task.translates and config.evaluation.bleu:
+        raise ConfigError(
+            f'config.evaluation.bleu is True, but family {config.model.family!r} is here for {task.name}, which '
+            "translates nothing; set it to False, and config.evaluation.score to 'loss'"
+        )
 
 
 def uses_of_attention(config: Config) -> list[Use]:
     """Where the model of this config attends, and what it asks of its variants there."""
     model = config.model
-    scheme = positions.SCHEMES[model.positions]
-    return [
-        Use(
+
+    def make_use(name: str, *, causal: bool = False, cross: bool = False, decodes: bool = True, **more: Any) -> Use:
+        return Use(
             name=name,
             config=model.attention_of(name),
-            causal=name == 'decoder_self',
-            cross=name == 'cross',
+            causal=causal,
+            cross=cross,
             packed=config.data.batching == 'packing',
-            terms=scheme.terms is not None and name != 'cross',
+            terms=positions.SCHEMES[model.positions].terms is not None and not cross,
             compute_dtype=model.compute_dtype,
             platform=jax.default_backend(),
-            decodes=name != 'encoder_self',
+            decodes=decodes,
             max_length=model.max_length,
+            **more,
         )
-        for name in ('encoder_self', 'decoder_self', 'cross')
-    ]
+
+    return [make_use(name, **facts) for name, facts in MODELS[model.family].attention_uses(model).items()]

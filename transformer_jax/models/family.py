@@ -8,17 +8,27 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer_jax.config import ExecutionConfig, ModelConfig
+from transformer_jax.config import ConfigError, ExecutionConfig, ModelConfig
 from transformer_jax.data.batch import Batch
 from transformer_jax.layers import kv_cache
 from transformer_jax.layers.embedding import Embedding, padded_rows
-from transformer_jax.shapes import Array, Cache, Float, Int, Params, PRNGKey
+from transformer_jax.models.interface import TRANSLATION, Task
+from transformer_jax.shapes import Array, Cache, Float, Int, Key, Params, PRNGKey
 
 
 def shift_right(targets: Int[Array, 'B T'], positions: Int[Array, 'B T'], start_id: int) -> Int[Array, 'B T']:
     """The decoder's inputs: each target's predecessor, and the start id where a segment begins."""
     previous = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
     return jnp.where(positions == 0, start_id, previous)
+
+
+def check_single_table(config: ModelConfig) -> None:
+    """Refuses what tells two token tables apart, in a family that reads one kind of text."""
+    if config.tie_embeddings == 'output':
+        raise ConfigError(
+            "config.model.tie_embeddings is 'output', which gives source and target a table each, but this model reads "
+            "one text; it must be 'all' (input = output) or 'none'"
+        )
 
 
 class VocabularyModule(nn.Module):
@@ -62,6 +72,29 @@ class Family:
     start_id: int
     execution: ExecutionConfig = ExecutionConfig()
 
+    @staticmethod
+    def task_of(config: ModelConfig) -> Task:
+        """What a model of this config is for."""
+        return TRANSLATION
+
+    @staticmethod
+    def attention_uses(config: ModelConfig) -> dict[str, dict[str, Any]]:
+        """Where a model of this config attends, by name, each with what the family knows of `attention.variant.Use`."""
+        return {
+            'encoder_self': {'decodes': False},
+            'decoder_self': {'causal': True},
+            'cross': {'cross': True},
+        }
+
+    @staticmethod
+    def check(config: ModelConfig) -> None:
+        """Checks what the family alone knows of a config. Raises `ConfigError`."""
+
+    @property
+    def task(self) -> Task:
+        """What the model is for."""
+        return self.task_of(self.config)
+
     @property
     def max_length(self) -> int:
         """The longest source or target, subwords with eos."""
@@ -84,6 +117,9 @@ class Family:
     def _boxed_init(self, rng: PRNGKey) -> Any:
         ones = jnp.ones((1, 1), jnp.int32)
         return self.module.init(rng, Batch(ones, ones, ones, ones, 0 * ones, 0 * ones), ones)['params']
+
+    def objective(self, batch: Batch, rngs: Key[Array, 'B']) -> Batch:
+        return batch
 
     def hidden(self, params: Params, batch: Batch, *, dropout_rng: PRNGKey | None = None) -> Float[Array, 'B T D']:
         decoder_inputs = shift_right(batch.targets, batch.target_positions, self.start_id)

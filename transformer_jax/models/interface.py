@@ -1,16 +1,35 @@
 """What training, decoding and evaluation may know of a model. Every family in `models.MODELS` meets this protocol.
 
+What a family is for stands in its `task`. Training and likelihood need the methods up to `output_table`: `objective`
+says what of a batch is to be predicted, `hidden` and `output_table` predict it. The methods from `encode` on write text
+one subword at a time; a family whose task neither translates nor continues text has none of them.
+
 All methods are pure functions of the parameters. In decoding, W is the number of hypotheses a sentence (1 when greedy);
 every array leaf of a cache has the sentence axis B first, so that `select` can drop finished sentences.
 """
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from transformer_jax.data.batch import Batch
-from transformer_jax.shapes import Array, Cache, Float, Int, Params, PRNGKey
+from transformer_jax.shapes import Array, Cache, Float, Int, Key, Params, PRNGKey
+
+
+class Task(NamedTuple):
+    """What a model is trained to do, and so what may be asked of it."""
+
+    name: str
+    sides: tuple[str, ...]  # of a pair, 'source' and 'target': what the model reads
+    predicts: str  # in words: what its likelihood is of
+    translates: bool = False  # from source to target
+    generates: bool = False  # continues a text
+
+
+TRANSLATION = Task('translation', ('source', 'target'), 'target subwords', translates=True)
+LANGUAGE_MODEL = Task('language modelling', ('target',), 'target subwords', generates=True)
 
 
 class Model(Protocol):
+    task: Task
     vocab_size: int
     start_id: int  # the decoder's first input: bos, or pad as Marian does
     max_length: int  # the longest source or target, subwords with eos
@@ -23,8 +42,19 @@ class Model(Protocol):
         """The tree of `init` with a tuple of logical axis names (or None) for each parameter's axes."""
         ...
 
+    def objective(self, batch: Batch, rngs: Key[Array, 'B']) -> Batch:
+        """The batch as the model learns from it: what `hidden` is given, and what each of its rows is to predict.
+
+        The subwords to predict are `targets` where `target_segment_ids` > 0. `rngs` are keys, one a row: whatever is
+        drawn for a subword depends on its row's key and its slot alone.
+        """
+        ...
+
     def hidden(self, params: Params, batch: Batch, *, dropout_rng: PRNGKey | None = None) -> Float[Array, 'B T D']:
-        """Teacher-forced decoder states before the vocabulary projection. Dropout is on when `dropout_rng` is given."""
+        """States before the vocabulary projection, one for each of the `targets` of a batch that `objective` made.
+
+        Teacher-forced. Dropout is on when `dropout_rng` is given.
+        """
         ...
 
     def project(self, params: Params, hidden: Float[Array, '... D']) -> Float[Array, '... V']:

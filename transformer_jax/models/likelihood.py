@@ -63,27 +63,41 @@ def cross_entropy(
     return total[0], jax.lax.stop_gradient(total[1])
 
 
+class TokenScores(NamedTuple):
+    """How each token to predict was predicted."""
+
+    log_probabilities: Float[Array, 'B T']  # natural, no smoothing; 0 at padding
+    correct: Bool[Array, 'B T']  # no other entry has a greater logit; False at padding
+
+
 def token_log_probabilities(
     model: Model, params: Params, batch: Batch, *, block_tokens: int = 512
 ) -> Float[Array, 'B T']:
     """Natural log-probability of each target token, no smoothing; 0 at padding."""
+    return score_tokens(model, params, batch, block_tokens=block_tokens).log_probabilities
+
+
+def score_tokens(model: Model, params: Params, batch: Batch, *, block_tokens: int = 512) -> TokenScores:
+    """The scores of the `targets` of a batch that `model.objective` made."""
     hidden = model.hidden(params, batch)
     real = batch.target_segment_ids > 0
     batch_size, length, width = hidden.shape
     blocks = _Blocks.of(real.reshape(-1), block_tokens)
     rows, gold = blocks.gather(hidden.reshape(-1, width)), blocks.gather(batch.targets.reshape(-1))
 
-    def one_block(index: Array, out: Array) -> Array:
+    def one_block(index: Array, scores: tuple[Array, Array]) -> tuple[Array, Array]:
         start = index * block_tokens
         logits = model.project(params, jax.lax.dynamic_slice_in_dim(rows, start, block_tokens))
         chosen = jax.lax.dynamic_slice_in_dim(gold, start, block_tokens)
-        log_probabilities = jnp.take_along_axis(logits, chosen[:, None], axis=1)[:, 0] - jax.nn.logsumexp(
-            logits, axis=1
-        )
-        return jax.lax.dynamic_update_slice_in_dim(out, log_probabilities, start, 0)
+        gold_logits = jnp.take_along_axis(logits, chosen[:, None], axis=1)[:, 0]
+        new = gold_logits - jax.nn.logsumexp(logits, axis=1), gold_logits >= logits.max(axis=1)
+        put = jax.lax.dynamic_update_slice_in_dim
+        return put(scores[0], new[0], start, 0), put(scores[1], new[1], start, 0)
 
-    sorted_out = jax.lax.fori_loop(0, blocks.num_needed, one_block, jnp.zeros(gold.shape, jnp.float32))
-    return jnp.where(real, blocks.scatter(sorted_out).reshape(batch_size, length), 0.0)
+    nothing = jnp.zeros(gold.shape, jnp.float32), jnp.zeros(gold.shape, bool)
+    in_blocks = jax.lax.fori_loop(0, blocks.num_needed, one_block, nothing)
+    log_probabilities, correct = (blocks.scatter(scores).reshape(batch_size, length) for scores in in_blocks)
+    return TokenScores(jnp.where(real, log_probabilities, 0.0), real & correct)
 
 
 class _Blocks(NamedTuple):

@@ -1,4 +1,4 @@
-"""The training loss: label-smoothed cross-entropy, a sum over real target tokens. Section 5.4."""
+"""The training loss: label-smoothed cross-entropy, a sum over the tokens to predict. Section 5.4."""
 
 import jax
 
@@ -18,7 +18,7 @@ def loss_sum(
     dropout_rng: PRNGKey | None,
     mesh: jax.sharding.Mesh | None = None,
 ) -> tuple[Float[Array, ''], Float[Array, '']]:
-    """The smoothed loss and the plain negative log-likelihood, in nats, summed over the real target tokens.
+    """The smoothed loss and the plain negative log-likelihood, in nats, summed over the targets of `model.objective`.
 
     A sum, not a mean: whoever divides it by the global token count gets gradients that no split of the batch changes.
     """

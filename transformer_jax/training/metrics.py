@@ -5,6 +5,7 @@ devices: loss is the sum over all tokens of the window divided by their number, 
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,30 +18,35 @@ from transformer_jax.data.batch import Batch
 class Metrics(NamedTuple):
     """Scalars of one update (jax) or of several merged (numpy); a pytree. Of a skipped update only the steps count."""
 
-    loss_sum: Any  # training loss with label smoothing, nats, summed over real target tokens
-    nll_sum: Any  # plain negative log-likelihood, nats, summed over real target tokens
-    target_tokens: Any  # real target tokens, eos included
-    source_tokens: Any  # real source tokens, eos included
-    slots: Any  # source and target slots of the global batch, padding included
+    loss_sum: Any  # training loss with label smoothing, nats, summed over the tokens to predict
+    nll_sum: Any  # plain negative log-likelihood, nats, summed over the same
+    target_tokens: Any  # tokens to predict, eos included where it is one of them
+    real_slots: Any  # slots of the global batch that hold a token, of the sides that the model reads
+    slots: Any  # all slots of these sides, padding included
     gradient_norm_sum: Any  # global norm before clipping, summed over good updates
     learning_rate: Any  # of the last update
     steps: Any  # updates, skipped ones included
     bad_steps: Any  # updates skipped for a non-finite loss or gradient
 
 
-def count_slots(batch: Batch) -> dict[str, Any]:
-    """The fields of `Metrics` that depend on the batch alone; micro-batches add up field by field."""
+def count_slots(batch: Batch, sides: Sequence[str] = ('source', 'target')) -> dict[str, Any]:
+    """Slots of a batch as it was loaded, and those of them that hold a token, on these sides."""
+    segments = {'source': batch.input_segment_ids, 'target': batch.target_segment_ids}
     return {
-        'target_tokens': (batch.target_segment_ids > 0).sum(),
-        'source_tokens': (batch.input_segment_ids > 0).sum(),
-        'slots': jnp.asarray(batch.inputs.size + batch.targets.size, jnp.int32),
+        'real_slots': sum((segments[side] > 0).sum() for side in sides),
+        'slots': jnp.asarray(sum(segments[side].size for side in sides), jnp.int32),
     }
+
+
+def count_targets(task: Batch) -> dict[str, Any]:
+    """How many tokens of a batch that `Model.objective` made are to be predicted."""
+    return {'target_tokens': (task.target_segment_ids > 0).sum()}
 
 
 def step_metrics(
     *, loss_sum: Any, nll_sum: Any, counts: dict[str, Any], gradient_norm: Any, learning_rate: Any, good: Any
 ) -> Metrics:
-    """The metrics of one update; `counts` is of `count_slots`, `good` a boolean that says the update was applied."""
+    """The metrics of one update. `counts` are of `count_slots` and `count_targets`; `good` says that it was applied."""
 
     def keep(value: Any) -> Any:
         value = jnp.asarray(value)
@@ -67,7 +73,6 @@ def figures(metrics: Metrics) -> dict[str, float]:
     """What people read: loss and perplexity a token, padding as a fraction, counts. NaN where nothing was counted."""
     tokens = float(metrics.target_tokens)
     nll = _ratio(metrics.nll_sum, tokens)
-    real = float(metrics.source_tokens) + tokens
     return {
         'loss': _ratio(metrics.loss_sum, tokens),
         'nll': nll,
@@ -75,7 +80,7 @@ def figures(metrics: Metrics) -> dict[str, float]:
         'learning_rate': float(metrics.learning_rate),
         'gradient_norm': _ratio(metrics.gradient_norm_sum, float(metrics.steps) - float(metrics.bad_steps)),
         'target_tokens': int(metrics.target_tokens),
-        'padding': 1.0 - _ratio(real, metrics.slots),
+        'padding': 1.0 - _ratio(metrics.real_slots, metrics.slots),
         'bad_steps': int(metrics.bad_steps),
     }
 

@@ -10,9 +10,9 @@ import optax
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batch import Batch
 from transformer_jax.models.interface import Model
-from transformer_jax.shapes import Array, Float, Params, PRNGKey
+from transformer_jax.shapes import Array, Float, Key, Params, PRNGKey
 from transformer_jax.training.loss import loss_sum
-from transformer_jax.training.metrics import Metrics, count_slots, step_metrics
+from transformer_jax.training.metrics import Metrics, count_slots, count_targets, step_metrics
 from transformer_jax.training.state import TrainState, advance_average, choose
 
 Step = Callable[[TrainState, tuple[Batch, ...]], tuple[TrainState, Metrics]]
@@ -29,8 +29,9 @@ def make_train_step(
 ) -> Step:
     """The update `(state, micro-batches of one shape) -> (state, metrics)`, not yet jitted.
 
-    The loss is a sum over target tokens and its gradient is divided by their number once, after all micro-batches, so
-    accumulation and sharding change nothing. An update whose loss or gradient is not finite is skipped and counted.
+    The loss is a sum over the tokens to predict and its gradient is divided by their number once, after all
+    micro-batches, so accumulation and sharding change nothing. An update whose loss or gradient is not finite is
+    skipped and counted.
     """
 
     def step(state: TrainState, micro_batches: tuple[Batch, ...]) -> tuple[TrainState, Metrics]:
@@ -71,11 +72,13 @@ def _accumulate(
     """Loss, likelihood, gradients and counts, each summed over the micro-batches."""
 
     def one(batch: Batch, rng: PRNGKey) -> tuple:
+        task = model.objective(batch, _row_keys(rng, batch.inputs.shape[0]))
+
         def loss(params: Params) -> tuple[Array, Array]:
-            return loss_sum(model, params, batch, config, dropout_rng=rng, mesh=mesh)
+            return loss_sum(model, params, task, config, dropout_rng=rng, mesh=mesh)
 
         (value, nll), gradients = jax.value_and_grad(loss, has_aux=True)(params)
-        return (value, nll), gradients, count_slots(batch)
+        return (value, nll), gradients, count_slots(batch, model.task.sides) | count_targets(task)
 
     if len(micro_batches) == 1:
         return one(micro_batches[0], rng)
@@ -86,3 +89,9 @@ def _accumulate(
         return jax.tree.map(jnp.add, total, one(*batch_and_key)), None
 
     return jax.lax.scan(add, zeros, (stacked, jax.random.split(rng, len(micro_batches))))[0]
+
+
+def _row_keys(rng: PRNGKey, num_rows: int) -> Key[Array, 'B']:
+    """A key for each row of a batch, of the generator whose draws no sharding changes."""
+    data = jax.random.bits(jax.random.fold_in(rng, 1), (2,), jnp.uint32)
+    return jax.random.split(jax.random.wrap_key_data(data, impl='threefry2x32'), num_rows)
