@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from transformer_jax.attention.dense import empty_unseen
 from transformer_jax.attention.mask import Mask
 from transformer_jax.attention.variant import Options, Use, Variant
 from transformer_jax.parallel.mesh import DATA
-from transformer_jax.shapes import Array, Float, Int
+from transformer_jax.shapes import Array, Bool, Float, Int
 
 Reach = tuple[int | None, int | None]
 _LANES = 128  # what lengths on a TPU must be whole multiples of
@@ -36,9 +37,9 @@ def pallas_attention(
     _refuse(mask, options)
     left, right = mask.window or (None, None)
     reach = left, 0 if mask.causal else right
-    # Padding may hold anything, NaN included, and 0 * NaN is NaN.
-    q = jnp.where((mask.q_segments > 0)[:, :, None, None], q, 0)
-    k, v = (jnp.where((mask.k_segments > 0)[:, :, None, None], x, 0) for x in (k, v))
+    # A slot that nobody looks at may hold anything, NaN included, and 0 * NaN is NaN.
+    sees, seen = _meetings(mask, reach)
+    q, k, v = empty_unseen(q, sees), empty_unseen(k, seen), empty_unseen(v, seen)
     # Padding of the two sides gets unlike ids, so that it does not see itself.
     k_segments = jnp.where(mask.k_segments > 0, mask.k_segments, -1)
 
@@ -89,8 +90,8 @@ def splash(
     def attend_row(q: Array, k: Array, v: Array, q_segments: Array, k_segments: Array) -> Any:
         return kernel(q, k, v, segment_ids=shipped.SegmentIds(q_segments, k_segments), sinks=sinks)
 
-    by_head = [x.transpose(0, 2, 1, 3) for x in (q, k, v)]
-    return jax.vmap(attend_row)(*by_head, q_segments, k_segments).transpose(0, 2, 1, 3)[:, :length].astype(v.dtype)
+    q, k, v = q.transpose(0, 2, 1, 3), k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+    return jax.vmap(attend_row)(q, k, v, q_segments, k_segments).transpose(0, 2, 1, 3)[:, :length].astype(v.dtype)
 
 
 def flash(
@@ -143,6 +144,17 @@ def _refuse(mask: Mask, options: Options) -> None:
     missing = [name for name, is_asked in asked.items() if is_asked]
     if missing:
         raise ValueError(f"impl='pallas' has no room for {' and '.join(missing)}; impl='blockwise' or 'dense' has")
+
+
+def _meetings(mask: Mask, reach: Reach) -> tuple[Bool[Array, 'B T'], Bool[Array, 'B S']]:
+    """Which queries see some key, and which keys some query sees.
+
+    With a reach the two sides are one sequence, and every real token sees itself.
+    """
+    if reach != (None, None):
+        return mask.q_segments > 0, mask.k_segments > 0
+    meet = (mask.q_segments[:, :, None] == mask.k_segments[:, None, :]) & (mask.k_segments > 0)[:, None, :]
+    return meet.any(2), meet.any(1)
 
 
 def _by_shard(attend: Any) -> Any:
