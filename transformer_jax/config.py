@@ -181,7 +181,7 @@ class RecurrenceConfig:
 class ConvolutionConfig:
     """The convolutional encoder-decoder, and convolution as the token-mixing layer of a Transformer's stack."""
 
-    kernel_width: int = _count(3)
+    kernel_width: int = option(3, minimum=2)
     dilation: int = _count(1)  # of the first layer
     dilation_growth: int = _count(1)  # each further layer's dilation is the one before times this
     separable: bool = False  # depth-wise, then point-wise

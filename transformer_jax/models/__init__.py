@@ -9,15 +9,20 @@ from transformer_jax import attention, data, positions
 from transformer_jax import config as config_module
 from transformer_jax.attention.variant import Use
 from transformer_jax.config import Config, ConfigError, ExecutionConfig, ModelConfig
+from transformer_jax.models.convolutional import Convolutional
 from transformer_jax.models.decoder_only import DecoderOnly
 from transformer_jax.models.encoder_decoder import EncoderDecoder
 from transformer_jax.models.encoder_only import EncoderOnly
 from transformer_jax.models.interface import Model, Task
+from transformer_jax.models.recurrent import Recurrent
+from transformer_jax.models.settings import check_mixing
 
 MODELS: dict[str, Any] = {
     'encoder_decoder': EncoderDecoder,
     'encoder_only': EncoderOnly,
     'decoder_only': DecoderOnly,
+    'recurrent': Recurrent,
+    'convolutional': Convolutional,
 }
 
 
@@ -38,7 +43,9 @@ def validate(config: Config) -> None:
         )
     family = MODELS[model.family]
     family.check(model)
-    positions.check(model, [name for name in family.attention_uses(model) if name != 'cross'])
+    if sides := [name.removesuffix('_self') for name in family.attention_uses(model) if name != 'cross']:
+        check_mixing(model, sides)
+    positions.check(model, [name for name in _attention_uses(model) if name != 'cross'])
     for use in uses_of_attention(config):
         attention.check(use, f'config.model.{use.name}')
     _check_task(config)
@@ -78,4 +85,10 @@ def uses_of_attention(config: Config) -> list[Use]:
             **more,
         )
 
-    return [make_use(name, **facts) for name, facts in MODELS[model.family].attention_uses(model).items()]
+    return [make_use(name, **facts) for name, facts in _attention_uses(model).items()]
+
+
+def _attention_uses(model: ModelConfig) -> dict[str, dict[str, Any]]:
+    """Those of the family, without the stacks that mix tokens by something else."""
+    others = {f'{side}_self' for side in ('encoder', 'decoder') if getattr(model, f'{side}_mixing') != 'attention'}
+    return {name: facts for name, facts in MODELS[model.family].attention_uses(model).items() if name not in others}

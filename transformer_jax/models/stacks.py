@@ -1,4 +1,7 @@
-"""Encoder and decoder layers, and stacks of them as one scanned module. Section 3.1, Figure 1."""
+"""Encoder and decoder layers, and stacks of them as one scanned module. Section 3.1, Figure 1.
+
+The layer that mixes tokens is the paper's self-attention, or in its place a recurrence or a convolution (Table 1).
+"""
 
 from typing import Any
 
@@ -8,17 +11,24 @@ from flax import linen as nn
 
 from transformer_jax.attention.mask import Mask
 from transformer_jax.config import ExecutionConfig, ModelConfig
+from transformer_jax.layers.convolution import Convolution
 from transformer_jax.layers.feed_forward import FeedForward
 from transformer_jax.layers.kv_cache import LayerState, Reading
 from transformer_jax.layers.multihead import MultiHeadAttention
+from transformer_jax.layers.recurrence import Recurrence
 from transformer_jax.layers.residual import Residual, make_norm
 from transformer_jax.position_terms import PositionTerms
-from transformer_jax.shapes import Array, Float
+from transformer_jax.shapes import Array, Float, Int
 
 REMAT_POLICIES = {
     'full': jax.checkpoint_policies.nothing_saveable,
     'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
+
+
+# By `config.encoder_mixing` and `decoder_mixing`: what the sublayer is called among the parameters.
+MIXING_NAMES = {'attention': 'self_attention', 'recurrence': 'recurrence', 'convolution': 'convolution'}
+Mixing = MultiHeadAttention | Recurrence | Convolution
 
 
 def make_attention(config: ModelConfig, use: str, dtype: jnp.dtype, *, causal: bool = False) -> MultiHeadAttention:
@@ -34,40 +44,92 @@ def make_attention(config: ModelConfig, use: str, dtype: jnp.dtype, *, causal: b
     )
 
 
+def _make_mixing(config: ModelConfig, side: str, dtype: jnp.dtype) -> Mixing:
+    """The token-mixing layer of an 'encoder' or a 'decoder'."""
+    causal = side == 'decoder'
+    match mixing_of(config, side):
+        case 'recurrence':
+            return Recurrence(config.recurrence, config.d_model, dtype, causal)
+        case 'convolution':
+            return Convolution(config.convolution, config.d_model, dtype, causal, init_scale=config.init_scale)
+        case _:
+            return make_attention(config, f'{side}_self', dtype, causal=causal)
+
+
+def mixing_of(config: ModelConfig, side: str) -> str:
+    """What mixes tokens in the 'encoder' or the 'decoder'."""
+    return config.encoder_mixing if side == 'encoder' else config.decoder_mixing
+
+
+class _MixingLayer(nn.Module):
+    """A layer with a token-mixing sublayer, which has a name of its own among the parameters by what it is.
+
+    `index` is the layer's number in its stack; only convolutions whose dilation grows must know it. A scanned layer,
+    which stands for all, is given it with each call.
+    """
+
+    config: ModelConfig
+    dtype: jnp.dtype
+    index: int | None = None
+
+    side = ''  # 'encoder' or 'decoder'
+
+    def _declare_mixing(self) -> None:
+        setattr(self, self._mixing_name, _make_mixing(self.config, self.side, self.dtype))
+        setattr(self, f'{self._mixing_name}_residual', Residual(self.config, self.dtype))
+
+    @property
+    def _mixing_name(self) -> str:
+        return MIXING_NAMES[mixing_of(self.config, self.side)]
+
+    @property
+    def _mixing(self) -> Any:
+        return getattr(self, self._mixing_name)
+
+    @property
+    def _mixing_residual(self) -> Residual:
+        return getattr(self, f'{self._mixing_name}_residual')
+
+    def _index_of(self, index: int | Array | None = None) -> dict[str, Any]:
+        """The option `index` of a mixing that takes it."""
+        convolves = mixing_of(self.config, self.side) == 'convolution'
+        return {'index': self.index if index is None else index} if convolves else {}
+
+
 def _make_feed_forward(config: ModelConfig, dtype: jnp.dtype) -> FeedForward:
     return FeedForward(config.d_ff, config.activation, config.activation_dropout_rate, dtype, config.init_scale)
 
 
-class EncoderLayer(nn.Module):
+class EncoderLayer(_MixingLayer):
     """Token mixing (the paper's self-attention), then feed-forward."""
 
-    config: ModelConfig
-    dtype: jnp.dtype
+    side = 'encoder'
 
     def setup(self) -> None:
         config, dtype = self.config, self.dtype
-        self.self_attention = make_attention(config, 'encoder_self', dtype)
-        self.self_attention_residual = Residual(config, dtype)
+        self._declare_mixing()
         self.feed_forward = _make_feed_forward(config, dtype)
         self.feed_forward_residual = Residual(config, dtype)
 
     def __call__(
-        self, inputs: Float[Array, 'B S D'], mask: Mask, terms: PositionTerms | None = None
+        self,
+        inputs: Float[Array, 'B S D'],
+        mask: Mask,
+        terms: PositionTerms | None = None,
+        index: Int[Array, ''] | None = None,
     ) -> Float[Array, 'B S D']:
-        x = self.self_attention_residual(inputs, lambda y: self.self_attention.mix(y, mask, terms))
+        x = self._mixing_residual(inputs, lambda y: self._mixing.mix(y, mask, terms, **self._index_of(index)))
         return self.feed_forward_residual(x, self.feed_forward)
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(_MixingLayer):
     """Causal token mixing (the paper's self-attention), cross-attention to the encoder's output, then feed-forward."""
 
-    config: ModelConfig
-    dtype: jnp.dtype
+    side = 'decoder'
 
     def setup(self) -> None:
         config, dtype = self.config, self.dtype
-        self.self_attention = make_attention(config, 'decoder_self', dtype, causal=True)
-        self.self_attention_residual = Residual(config, dtype)
+        self._declare_mixing()
         self.cross_attention = make_attention(config, 'cross', dtype)
         self.cross_attention_residual = Residual(config, dtype)
         self.feed_forward = _make_feed_forward(config, dtype)
@@ -80,8 +142,9 @@ class DecoderLayer(nn.Module):
         memory: Float[Array, 'B S D'],
         memory_mask: Mask,
         terms: PositionTerms | None = None,
+        index: Int[Array, ''] | None = None,
     ) -> Float[Array, 'B T D']:
-        x = self.self_attention_residual(inputs, lambda y: self.self_attention.mix(y, mask, terms))
+        x = self._mixing_residual(inputs, lambda y: self._mixing.mix(y, mask, terms, **self._index_of(index)))
         x = self.cross_attention_residual(x, lambda y: self.cross_attention(y, memory, memory_mask))
         return self.feed_forward_residual(x, self.feed_forward)
 
@@ -91,7 +154,7 @@ class DecoderLayer(nn.Module):
 
     def init_state(self, batch: int, num_slots: int) -> LayerState:
         """What the layer keeps of the target read so far."""
-        return self.self_attention.init_state(batch, num_slots)
+        return self._mixing.init_state(batch, num_slots, **self._index_of())
 
     def step(
         self,
@@ -107,10 +170,10 @@ class DecoderLayer(nn.Module):
 
         def mix(y: Array) -> Array:
             nonlocal new_state
-            mixed, new_state = self.self_attention.extend(y, state, reading, terms)
+            mixed, new_state = self._mixing.extend(y, state, reading, terms, **self._index_of())
             return mixed
 
-        x = self.self_attention_residual(inputs, mix)
+        x = self._mixing_residual(inputs, mix)
         x = self.cross_attention_residual(
             x, lambda y: self.cross_attention.attend(y, *memory_kv, memory_mask, cached=True)
         )
@@ -135,17 +198,20 @@ class Stack(nn.Module):
         if self.execution.remat != 'none':
             layer = nn.remat(layer, policy=REMAT_POLICIES[self.execution.remat], prevent_cse=False)
 
-        def body(module: nn.Module, carry: Array, *context: Any) -> tuple[Array, None]:
-            return module(carry, *context), None
+        # Layers that differ by their dilation alone are still one program, which is told the number of its layer.
+        index = jnp.arange(self.num_layers) if self.config.convolution.dilation_growth > 1 else None
+
+        def body(module: nn.Module, carry: Array, index: Array | None, *context: Any) -> tuple[Array, None]:
+            return module(carry, *context, **({} if index is None else {'index': index})), None
 
         scanned = nn.scan(
             body,
             variable_axes={'params': 0},
             split_rngs={'params': True, 'dropout': True},
-            in_axes=(nn.broadcast,) * len(context),  # pyright: ignore[reportArgumentType]
+            in_axes=(0, *(nn.broadcast,) * len(context)),  # pyright: ignore[reportArgumentType]
             length=self.num_layers,
             unroll=min(self.execution.unroll or self.num_layers, self.num_layers),
             metadata_params={nn.PARTITION_NAME: 'layers'},
         )
-        x, _ = scanned(layer(self.config, self.dtype, name='layers'), inputs, *context)
+        x, _ = scanned(layer(self.config, self.dtype, name='layers'), inputs, index, *context)
         return make_norm(self.config, self.dtype, 'final_norm')(x) if self.config.norm_order == 'pre' else x
