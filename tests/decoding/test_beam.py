@@ -19,39 +19,52 @@ from tests.decoding.toy_models import (
 LONGEST = 5  # subwords with eos
 
 
-@pytest.mark.parametrize(
-    ('kind', 'alpha'), [('gnmt', -1.0), ('gnmt', 0.0), ('gnmt', 0.6), ('gnmt', 1.0), ('power', 2.0), ('power', -1.0)]
-)
-def test_a_beam_as_wide_as_the_space_is_exhaustive_search(kind, alpha):
+@pytest.fixture(scope='module')
+def all_outputs():
+    """Toy models of one shape, each of them many tables, with a source for each table and all the outputs of each."""
     model = TableModel(vocab_size=5, num_sentences=50)
-    params = model.init(jax.random.key(3))
-    sources = random_sources(100, 1, longest=4, vocab_size=5)  # what is in the source shall not matter, its table does
+    # What is in the source shall not matter, its table does. Longer ones would be cut to the length of an output.
+    sources = random_sources(100, 1, longest=LONGEST - 1, vocab_size=5)
     by_sentence = {sentence_of(model, source): source for source in sources}
-    assert len(by_sentence) >= 25
-    # Half of the tables make long outputs likely, so that the best output is not always the first to end.
-    params['table'] = params['table'].at[::2, :, :, :, EOS].add(-2.0)
+    toys = []
+    for seed in (3, 4, 5):
+        params = model.init(jax.random.key(seed))
+        # Half of the tables make long outputs likely, so that the best output is not always the first to end.
+        params['table'] = params['table'].at[::2, :, :, :, EOS].add(-2.0)
+        toys.append((params, {one: list_outputs(model, params, one, LONGEST) for one in by_sentence}))
+    assert len(toys) * len(by_sentence) >= 75
+    return model, list(by_sentence.values()), toys
+
+
+@pytest.mark.parametrize(
+    ('kind', 'alpha'), [*(('gnmt', alpha) for alpha in (-1.0, 0.0, 0.6, 1.0, 2.0)), ('power', 2.0), ('power', -1.0)]
+)
+def test_a_beam_as_wide_as_the_space_is_exhaustive_search(all_outputs, kind, alpha):
+    model, sources, toys = all_outputs
     translator = make_translator(
         # as many as there are candidates at the last step
         model,
-        params,
+        toys[0][0],
         longest=LONGEST,
         beam_size=3 * 2**4,
         alpha=alpha,
         length_penalty=kind,
         max_extra_length=50,
+        batch_size=len(sources),
     )
     lengths = set()
-    found = translator.translate_n_best(list(by_sentence.values()), 3)
-    for sentence, best in zip(by_sentence, found, strict=True):
-        ended = [output for output in list_outputs(model, params, sentence, LONGEST) if output[3]]
-        expected = sorted(ended, key=lambda output: -output[1] / divisor(kind, alpha, output[2]))[:3]
-        assert [one.ids for one in best] == [tokens for tokens, *_ in expected]
-        assert all(one.finished for one in best)
-        for one, (_, log_probability, length, _) in zip(best, expected, strict=True):
-            assert one.length == length
-            assert one.log_probability == pytest.approx(log_probability, abs=1e-5)
-            assert one.score == pytest.approx(log_probability / divisor(kind, alpha, length), abs=1e-5)
-        lengths.add(best[0].length)
+    for params, outputs in toys:
+        translator.params = params  # the program is compiled once
+        for best, listed in zip(translator.translate_n_best(sources, 3), outputs.values(), strict=True):
+            ended = [output for output in listed if output[3]]
+            expected = sorted(ended, key=lambda output: -output[1] / divisor(kind, alpha, output[2]))[:3]
+            assert [one.ids for one in best] == [tokens for tokens, *_ in expected]
+            assert all(one.finished for one in best)
+            for one, (_, log_probability, length, _) in zip(best, expected, strict=True):
+                assert one.length == length
+                assert one.log_probability == pytest.approx(log_probability, abs=1e-5)
+                assert one.score == pytest.approx(log_probability / divisor(kind, alpha, length), abs=1e-5)
+            lengths.add(best[0].length)
     assert len(lengths) > 1
 
 
@@ -107,6 +120,31 @@ def test_every_score_is_the_rescored_log_probability_over_the_documented_penalty
             assert one.score == pytest.approx(one.log_probability / divisor(kind, alpha, one.length), abs=1e-6)
             assert again.log_probability == pytest.approx(one.log_probability, abs=1e-4)
             assert again.score == pytest.approx(one.score, abs=1e-4)
+
+
+@pytest.mark.parametrize(('kind', 'alpha'), [('gnmt', 0.6), ('power', -1.0)])
+def test_every_score_is_a_sum_of_log_probabilities_over_the_documented_penalty(kind, alpha):
+    """From the tables themselves, in float64: finished and unfinished ones, with a forced prefix and without."""
+    model = TableModel(vocab_size=11, num_sentences=31)
+    params = model.init(jax.random.key(10))
+    table = np.asarray(params['table'], np.float64)
+    log_p = table - np.log(np.exp(table).sum(-1, keepdims=True))
+    sources = random_sources(20, 4, vocab_size=11)
+    translator = make_translator(model, params, beam_size=4, alpha=alpha, length_penalty=kind, max_extra_length=1)
+    prefixes = [((), (4, 9), (7, 4, 2, 6, 5))[line % 3] for line in range(len(sources))]
+    texts = [' '.join(f'w{token}' for token in forced) for forced in prefixes]
+    found = translator.translate_n_best(sources, 4, prefixes=texts)
+    for source, forced, best in zip(sources, prefixes, found, strict=True):
+        for one in best:
+            past = (0, BOS, *one.ids, *((EOS,) if one.finished else ()))
+            places = range(len(forced), len(past) - 2)
+            sentence = sentence_of(model, source)
+            total = sum(log_p[sentence, t % model.num_positions, past[t], past[t + 1], past[t + 2]] for t in places)
+            assert one.ids[: len(forced)] == forced
+            assert one.length == len(places)
+            assert one.log_probability == pytest.approx(total, abs=1e-4)
+            assert one.score == pytest.approx(one.log_probability / divisor(kind, alpha, one.length), rel=1e-6)
+    assert len({one.finished for best in found for one in best}) == 2
 
 
 def test_a_model_that_never_ends_gives_different_unfinished_outputs():
