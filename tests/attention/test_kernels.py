@@ -1,0 +1,215 @@
+"""The fused implementations against float64 loops: our GPU kernels and the shipped TPU kernels interpreted on CPU, and
+cuDNN's call by what it asks of `jax.nn.dot_product_attention`, computed by XLA.
+"""  # fmt: skip
+
+import functools
+import math
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from tests import oracles
+from tests.attention import exact_cases as cases
+from transformer_jax.attention import VARIANTS, variant
+from transformer_jax.attention.cudnn import CUDNN, attend
+from transformer_jax.attention.mask import Mask
+from transformer_jax.attention.pallas import PALLAS, splash
+from transformer_jax.attention.preference import order_of_preference
+from transformer_jax.attention.variant import Options, Use
+from transformer_jax.config import AttentionConfig
+
+pallas = PALLAS.function
+
+
+def interpreted_splash(q: Any, k: Any, v: Any, mask: Mask, options: Options) -> tuple[jax.Array, None]:
+    """What `pallas_attention` hands to the TPU kernels."""
+    left, right = mask.window or (None, None)
+    segments = mask.q_segments, jnp.where(mask.k_segments > 0, mask.k_segments, -1)
+    reach = left, 0 if mask.causal else right
+    return splash(q, k, v, *segments, reach=reach, options=options, interpret=True), None
+
+
+def cudnn_by_xla(q: Any, k: Any, v: Any, mask: Mask, options: Options) -> tuple[jax.Array, None]:
+    return attend(q, k, v, mask, options, 'xla'), None
+
+
+def without_bias(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: array for name, array in arrays.items() if name != 'bias'}
+
+
+@pytest.mark.parametrize('name', cases.COMMON)
+def test_gpu_kernels_equal_the_loops(name: str) -> None:
+    mask = cases.COMMON[name]()
+    arrays, seen = without_bias(cases.make_arrays(mask)), cases.visible(mask)
+    cases.assert_equal_loops(cases.compute(pallas, mask, arrays, block_size=16), arrays, seen)
+
+
+@pytest.mark.parametrize('name', cases.COMMON)
+def test_tpu_kernels_equal_the_loops(name: str) -> None:
+    """Lengths are padded to 128 there, so rows of T and S are far from whole."""
+    mask = cases.COMMON[name]()
+    arrays, seen = without_bias(cases.make_arrays(mask)), cases.visible(mask)
+    cases.assert_equal_loops(cases.compute(interpreted_splash, mask, arrays), arrays, seen)
+
+
+@pytest.mark.parametrize('name', [*cases.COMMON, *cases.FURTHER])
+def test_cudnn_is_asked_for_what_the_loops_compute(name: str) -> None:
+    mask = (cases.COMMON | cases.FURTHER)[name]()
+    arrays, seen = cases.make_arrays(mask, value_width=cases.H), cases.visible(mask)
+    cases.assert_equal_loops(cases.compute(cudnn_by_xla, mask, arrays), arrays, seen)
+
+
+@pytest.mark.parametrize('function', [pallas, interpreted_splash, cudnn_by_xla])
+def test_bfloat16_stays_near(function: Any) -> None:
+    mask = cases.self_mask('padded', causal=True, aligned=True)
+    arrays = without_bias(cases.make_arrays(mask, value_width=cases.H))
+    computed = cases.compute(function, mask, arrays, jnp.bfloat16)
+    assert {x.dtype for x in (computed.output, *computed.gradients.values())} == {jnp.dtype('bfloat16')}
+    cases.assert_equal_loops(computed, arrays, cases.visible(mask), 2e-2)
+
+
+@pytest.mark.parametrize('function', [pallas, cudnn_by_xla])
+@pytest.mark.parametrize('name', ['cross packed', 'causal left-padded'])
+def test_what_nobody_looks_at_never_leaks(function: Any, name: str) -> None:
+    mask = cases.COMMON[name]()
+    arrays, seen = without_bias(cases.make_arrays(mask, value_width=cases.H)), cases.visible(mask)
+    clean = cases.compute(function, mask, arrays)
+    for poison in (math.nan, 1e30):
+        poisoned = cases.compute(function, mask, cases.dirty(mask, seen, arrays, poison))
+        jax.tree.map(np.testing.assert_array_equal, poisoned, clean)
+
+
+@pytest.mark.parametrize('length', [1, 63, 64, 65, 127, 192])
+def test_lengths_around_whole_tiles_with_padding(length: int) -> None:
+    segments = jnp.asarray((np.arange(length) < max(1, length - 3)).astype(np.int32))[None]
+    positions = jnp.arange(length)[None]
+    mask = Mask(segments, segments, positions, positions, causal=True, window=(40, 0), aligned=True)
+    arrays = without_bias(cases.make_arrays(mask, num_kv_heads=1))
+    computed = cases.compute(pallas, mask, arrays)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(computed))
+    if 63 <= length <= 65:  # one key alone has no gradient to compare; beyond, the loops would take long
+        cases.assert_equal_loops(computed, arrays, cases.visible(mask))
+
+
+def test_kernels_run_on_each_shard_of_the_batch() -> None:
+    mask = jax.tree.map(lambda x: jnp.concatenate([x] * 4), cases.self_mask('packed', causal=True, aligned=True))
+    arrays = without_bias(cases.make_arrays(mask))
+    expected = cases.compute(pallas, mask, arrays, block_size=16)
+    mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        rows = jax.device_put((arrays, mask), jax.NamedSharding(mesh, jax.P('data')))
+        program = jax.jit(functools.partial(cases.compute, pallas, block_size=16))
+        ours = program(rows[1], rows[0])
+    assert len(ours.output.sharding.device_set) == 8
+    for one, other in zip(*map(jax.tree.leaves, (ours, expected)), strict=True):
+        oracles.assert_close(one, np.asarray(other), 1e-6)
+
+
+def test_a_block_beyond_reach_is_not_visited() -> None:
+    """NaN in keys and values that no query reaches by index, and that nothing empties beforehand."""
+    from transformer_jax.attention.pallas_gpu import Kernel, flash_attention
+
+    ones = jnp.ones((1, 64), jnp.int32)
+    x = jnp.ones((1, 64, 1, 16))
+    kernel = Kernel(1.0, (8, 0), 16, 16, interpret=True)
+    far = flash_attention(kernel, x[:, 32:], x.at[:, 32:].set(jnp.nan), x.at[:, 32:].set(jnp.nan), ones[:, 32:], ones)
+    assert np.isfinite(far).all()
+
+
+def make_use(**changes: Any) -> Use:
+    config = AttentionConfig(**{name: changes.pop(name) for name in list(changes) if hasattr(AttentionConfig, name)})
+    use = Use(
+        name='decoder_self', config=config, causal=True, cross=False, packed=False, terms=False,
+        compute_dtype='bfloat16', platform='gpu', decodes=True, max_length=2048,
+    )  # fmt: skip
+    return use._replace(**changes)
+
+
+@pytest.mark.parametrize(
+    'changes, reason',
+    [
+        ({'platform': 'cpu'}, "not on cpu; impl='blockwise'"),
+        ({'compute_dtype': 'float32'}, "set compute_dtype='bfloat16' or impl='blockwise'"),
+        ({'value_dim': 32}, "they are 32 and 64; set value_dim=None or impl='blockwise'"),
+        ({'head_dim': 60}, "multiple of 8, and it is 60; impl='blockwise'"),
+        ({'head_dim': 136}, 'at most 128'),
+    ],
+)
+def test_cudnn_says_what_would_work(changes: dict[str, Any], reason: str) -> None:
+    assert CUDNN.check is not None
+    assert CUDNN.check(make_use()) is None
+    assert reason in (CUDNN.check(make_use(**changes)) or '')
+
+
+def test_pallas_says_what_would_work() -> None:
+    assert PALLAS.check is not None
+    assert PALLAS.check(make_use(block_size=64)) is None
+    assert "impl='blockwise'" in (PALLAS.check(make_use(platform='cpu')) or '')
+    assert 'must be 16, 32, 64 or 128' in (PALLAS.check(make_use(block_size=48)) or '')
+    assert 'multiple of 128' in (PALLAS.check(make_use(platform='tpu', block_size=64)) or '')
+
+
+@pytest.mark.parametrize(
+    'mask, settings, missing',
+    [
+        (cases.self_mask('all', causal=True), {}, 'not aligned'),
+        (cases.self_mask('all', window=(1, 1), num_global=1, aligned=True), {}, 'global tokens'),
+        (cases.self_mask('all', causal=True, prefix=True, aligned=True), {}, 'a prefix'),
+        (cases.self_mask('all'), {'return_weights': True}, 'the weights'),
+        (cases.self_mask('all'), {'dropout_rng': jax.random.key(0)}, 'dropout'),
+    ],
+)
+def test_pallas_refuses_what_it_would_get_wrong(mask: Mask, settings: dict[str, Any], missing: str) -> None:
+    x = jnp.zeros((cases.B, cases.T, 1, 16))
+    with pytest.raises(ValueError, match=f"{missing}.*; impl='blockwise'"):
+        pallas(x, x, x, mask, Options(AttentionConfig(), **settings))
+
+
+def test_cudnn_refuses_weights() -> None:
+    x = jnp.zeros((cases.B, cases.T, 1, 16))
+    with pytest.raises(ValueError, match="impl='dense' has both"):
+        attend(x, x, x, cases.self_mask('all'), Options(AttentionConfig(), return_weights=True), 'xla')
+
+
+def test_the_best_comes_first_and_every_implementation_is_ranked() -> None:
+    assert order_of_preference(make_use(platform='cpu', max_length=128))[0] == 'dense'
+    assert order_of_preference(make_use(platform='cpu', max_length=4096))[0] == 'blockwise'
+    assert order_of_preference(make_use(platform='gpu'))[0] == 'cudnn'
+    assert order_of_preference(make_use(platform='tpu'))[0] == 'pallas'
+    for platform in ('cpu', 'gpu', 'tpu'):
+        order = order_of_preference(make_use(platform=platform))
+        own = {impl: one for (kind, impl), one in VARIANTS.items() if kind == 'dot' and platform in one.supports}
+        assert set(own) <= set(order)
+        assert all(one.supports <= set(variant.FEATURES) for one in own.values())
+
+
+def test_gpu_kernels_lower_without_a_gpu() -> None:
+    """To Triton's language; what NVIDIA's compiler makes of it shows on a GPU alone."""
+    if jax.__version_info__ < (0, 11):
+        pytest.skip('jax 0.10 knows no GPU by name alone')
+    device = jax.sharding.AbstractDevice(device_kind='NVIDIA H100 80GB HBM3', num_cores=None, platform='gpu')
+    mask = cases.self_mask('packed', causal=True, window=(9, 0), aligned=True)
+    arrays = without_bias(cases.make_arrays(mask))
+
+    def run(arrays: dict[str, Any]) -> Any:
+        return cases.compute(pallas, mask, arrays, jnp.bfloat16)
+
+    shapes = jax.eval_shape(lambda: jax.tree.map(jnp.float32, arrays))
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+        traced = jax.jit(run).trace(shapes)
+        with pytest.warns(DeprecationWarning, match='Triton'):
+            lowered = traced.lower(lowering_platforms=('cuda',))
+    assert lowered.as_text().count('xla.gpu.triton') >= 3  # output, gradient of the queries, gradient of the keys
+
+
+def test_importing_attention_loads_no_kernel() -> None:
+    import subprocess
+
+    code = 'import sys, transformer_jax.attention.pallas as _; print([m for m in sys.modules if "pallas.ops" in m])'
+    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == '[]'
