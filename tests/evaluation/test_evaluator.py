@@ -20,7 +20,7 @@ from transformer_jax.config import (
 )
 from transformer_jax.data.batch import Batch, Pair
 from transformer_jax.data.prepared import prepare
-from transformer_jax.data.vocabulary import train_vocabulary
+from transformer_jax.data.vocabulary_training import train_vocabulary
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.evaluation import evaluator as evaluator_module
 from transformer_jax.evaluation.bleu import SPLIT_BLEU, chrf_score, sacrebleu_score

@@ -17,7 +17,8 @@ from transformer_jax.checkpoints.run_folder import RunFolder
 from transformer_jax.checkpoints.store import Store
 from transformer_jax.config import ConfigError, VocabularyConfig
 from transformer_jax.data.batch import Batch
-from transformer_jax.data.vocabulary import JointVocabulary, load_vocabulary, train_vocabulary
+from transformer_jax.data.vocabulary import JointVocabulary, load_vocabulary
+from transformer_jax.data.vocabulary_training import train_vocabulary
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.interop.hf_marian import import_marian, main, make_config, read_settings
 from transformer_jax.interop.marian_parameters import convert_parameters, read_tensors

@@ -9,7 +9,8 @@ from etils import epath
 from transformer_jax.config import Config, ConfigError
 from transformer_jax.data import Pair, Source, make_source
 from transformer_jax.data.prepared import Prepared, prepare
-from transformer_jax.data.vocabulary import Vocabulary, load_vocabulary, make_vocabulary
+from transformer_jax.data.vocabulary import Vocabulary, load_vocabulary
+from transformer_jax.data.vocabulary_training import make_vocabulary
 
 
 @dataclass(frozen=True)
