@@ -144,6 +144,24 @@ def test_memory_of_the_backward_pass_grows_as_the_length() -> None:
     assert long < 2048 * 2 * 64 * 64 * 4 / 4  # a quarter of one state a position
 
 
+def test_layers_in_a_loop_that_recomputes_them_learn_the_same() -> None:
+    """A mask that is traced as part of a scanned and recomputed layer reaches the backward pass."""
+    mask = make_mask([[1, 1, 1, 0]], [[1, 1, 1, 0]])
+    rows = make_arrays(5, mask, 2, 2, 2, 2)['q']
+
+    @jax.jit
+    def looped(rows: jax.Array, mask: Mask) -> jax.Array:
+        step = jax.checkpoint(lambda x, _: (x + attend(x, x[:, :, ::-1], x, mask), None))
+        return jax.grad(lambda x: (jax.lax.scan(step, x, None, 2)[0] ** 2).sum())(rows)
+
+    def written_out(x: np.ndarray) -> float:
+        for _ in range(2):
+            x = x + loops({'q': x, 'k': x[:, :, ::-1], 'v': x}, comparing.visible(mask))
+        return (x**2).sum()
+
+    oracles.assert_close(looped(jnp.float32(rows), mask), oracles.numeric_gradient(written_out, rows))
+
+
 def test_what_it_can_not_do_is_refused() -> None:
     mask = make_mask(comparing.RIGHT_PADDED, comparing.RIGHT_PADDED, causal=True)
     q, k, v = (jnp.float32(array) for array in make_arrays(0, mask, N, K, H, U).values())

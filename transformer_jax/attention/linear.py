@@ -6,40 +6,30 @@ a state of constant size. What is here serves every feature map; `performer` bri
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from transformer_jax.attention.mask import Mask
+from transformer_jax.attention.prefix_sums import (
+    FeatureMap,
+    Rows,
+    Sums,
+    add,
+    divide,
+    empty_padding,
+    key_features,
+    no_sums,
+    no_sums_for,
+    over_chunks,
+    pass_over,
+    query_features,
+    read,
+)
 from transformer_jax.attention.variant import Options, Running, Variant
 from transformer_jax.config import AttentionConfig
-from transformer_jax.shapes import Array, Bool, Float, Int
-
-CHUNK = 128  # rows at a time, unless `block_size` says otherwise
-
-# Of rows `[B, T, N, H]`: features `[B, T, N, F]`, not negative, and the logarithm `[B, T, N]` of what they were divided
-# by so that they neither overflow nor vanish. A row's own scale, never a sequence's: the past must not hang on the
-# future, and a step of decoding must give what the full pass gives.
-FeatureMap = Callable[[Array, Options], tuple[Array, Array]]
-
-
-class Sums(NamedTuple):
-    """All that a query must know of the keys before it; the size does not depend on their number."""
-
-    values: Float[Array, 'B K F U1']  # sum of features times (value, 1), divided by exp(log_scale)
-    log_scale: Float[Array, 'B K']  # the largest of the keys that were added
-    segment: Int[Array, 'B']  # whose keys were added
-
-
-class Rows(NamedTuple):
-    """Queries and keys in one order: a query sees the keys of its segment that stand no later than it."""
-
-    q: Float[Array, 'B L N H']
-    k: Float[Array, 'B L K H']
-    v: Float[Array, 'B L K U']
-    q_segments: Int[Array, 'B L']  # 0 = no query here
-    k_segments: Int[Array, 'B L']  # 0 = no key here
+from transformer_jax.shapes import Array, Bool, Float
 
 
 def elu_features(
@@ -70,20 +60,17 @@ def attend(
     _refuse_what_is_not_supported(mask, options)
     q_segments, k_segments = mask.q_segments, mask.k_segments
     if mask.causal and mask.aligned and q.shape[1] == k.shape[1]:
-        rows = _empty_padding(Rows(q, k, v, q_segments, k_segments))
-        return _pass_over(_no_sums_for(rows, feature_map, options), rows, feature_map, options)[0], None
+        rows = empty_padding(Rows(q, k, v, q_segments, k_segments))
+        return pass_over(no_sums_for(rows, feature_map, options), rows, feature_map, options)[0], None
     if mask.causal:
-        return _attend_sorted(q, k, v, mask, options, feature_map), None
+        return _attend_sorted(mask, q, k, v, options=options, feature_map=feature_map), None
     segment = jnp.maximum(q_segments.max(axis=1), k_segments.max(axis=1))[:, None]
     unpacked = jnp.all((q_segments == segment) | (q_segments == 0)) & jnp.all(
         (k_segments == segment) | (k_segments == 0)
     )
-    output = jax.lax.cond(
-        unpacked,
-        lambda: _attend_to_all(q, k, v, mask, options, feature_map),
-        lambda: _attend_sorted(q, k, v, mask, options, feature_map),
-    )
-    return output, None
+    to_all = functools.partial(_attend_to_all, options=options, feature_map=feature_map)
+    by_segment = functools.partial(_attend_sorted, options=options, feature_map=feature_map)
+    return _either(unpacked, to_all, by_segment, mask, q, k, v), None
 
 
 def feature_variant(feature_map: FeatureMap, width: Callable[[AttentionConfig], int], *, exact: bool) -> Variant:
@@ -91,7 +78,7 @@ def feature_variant(feature_map: FeatureMap, width: Callable[[AttentionConfig], 
 
     def init(batch: int, config: AttentionConfig, dtype: Any) -> Sums:
         num_kv_heads, value_dim = config.num_kv_heads or config.num_heads, config.value_dim or config.head_dim
-        sums = _no_sums(batch, num_kv_heads, width(config), value_dim, dtype)
+        sums = no_sums(batch, num_kv_heads, width(config), value_dim, dtype)
         return sums._replace(segment=jnp.ones((batch,), jnp.int32))
 
     def extend(
@@ -103,7 +90,7 @@ def feature_variant(feature_map: FeatureMap, width: Callable[[AttentionConfig], 
         options: Options,
     ) -> tuple[Float[Array, 'B T N U'], Sums]:
         segments = holds.astype(jnp.int32)
-        return _pass_over(state, _empty_padding(Rows(q, k, v, segments, segments)), feature_map, options)
+        return pass_over(state, empty_padding(Rows(q, k, v, segments, segments)), feature_map, options)
 
     return Variant(
         functools.partial(attend, feature_map=feature_map),
@@ -130,55 +117,55 @@ def _refuse_what_is_not_supported(mask: Mask, options: Options) -> None:
         )
 
 
-def _accumulator(dtype: Any) -> Any:
-    return jnp.promote_types(dtype, jnp.float32)
+def _either(
+    condition: Bool[Array, ''], first: Callable[..., Array], second: Callable[..., Array], mask: Mask, *arrays: Array
+) -> Array:
+    """`first` or `second` of mask and arrays. The backward pass keeps nothing of the other one, as a `cond` would."""
 
+    @jax.custom_vjp
+    def run(condition: Array, mask: Mask, *arrays: Array) -> Array:
+        return jax.lax.cond(condition, first, second, mask, *arrays)
 
-def _empty_padding(rows: Rows) -> Rows:
-    """Zeros in slots without query or key, which may hold anything, NaN included: 0 * NaN is NaN."""
-    is_query, is_key = (rows.q_segments > 0)[:, :, None, None], (rows.k_segments > 0)[:, :, None, None]
-    return rows._replace(
-        q=jnp.where(is_query, rows.q, 0), k=jnp.where(is_key, rows.k, 0), v=jnp.where(is_key, rows.v, 0)
-    )
+    def forward(condition: Array, mask: Mask, *arrays: Array) -> tuple[Array, Any]:
+        return run(condition, mask, *arrays), (condition, mask, arrays)
 
+    def backward(kept: Any, change: Array) -> tuple[Any, ...]:
+        condition, mask, arrays = kept
 
-def _no_sums(batch: int, num_kv_heads: int, num_features: int, value_dim: int, dtype: Any) -> Sums:
-    accumulator = _accumulator(dtype)
-    return Sums(
-        jnp.zeros((batch, num_kv_heads, num_features, value_dim + 1), accumulator),
-        jnp.full((batch, num_kv_heads), jnp.finfo(accumulator).min, accumulator),
-        jnp.zeros((batch,), jnp.int32),
-    )
+        def pull(function: Callable[..., Array], change: Array) -> tuple[Array, ...]:
+            return jax.vjp(functools.partial(function, mask), *arrays)[1](change)
 
+        pulls = (functools.partial(pull, function) for function in (first, second))
+        return (None, None, *jax.lax.cond(condition, *pulls, change))
 
-def _no_sums_for(rows: Rows, feature_map: FeatureMap, options: Options) -> Sums:
-    features, _ = jax.eval_shape(lambda k: feature_map(k, options), rows.k)
-    batch, _, num_kv_heads, value_dim = rows.v.shape
-    return _no_sums(batch, num_kv_heads, features.shape[-1], value_dim, rows.v.dtype)
+    run.defvjp(forward, backward)
+    return run(condition, mask, *arrays)
 
 
 def _attend_to_all(
-    q: Array, k: Array, v: Array, mask: Mask, options: Options, feature_map: FeatureMap
+    mask: Mask, q: Array, k: Array, v: Array, *, options: Options, feature_map: FeatureMap
 ) -> Float[Array, 'B T N U']:
     """Every query sees every key: two sums. At most one segment a row."""
     # Where one side is all padding nobody is seen, or nobody looks.
     q_segments = jnp.where((mask.k_segments > 0).any(axis=1, keepdims=True), mask.q_segments, 0)
     k_segments = jnp.where((mask.q_segments > 0).any(axis=1, keepdims=True), mask.k_segments, 0)
-    rows = _empty_padding(Rows(q, k, v, q_segments, k_segments))
+    rows = empty_padding(Rows(q, k, v, q_segments, k_segments))
 
-    @jax.checkpoint
-    def attend_to_all(rows: Rows) -> Array:
-        k_features, k_scales, v_and_one = _keys(rows, feature_map, options)
-        sums = _add(_no_sums_for(rows, feature_map, options), k_features, k_scales, v_and_one, rows.k_segments)
-        q_features = _queries(rows, feature_map, options)
-        seen = _read(sums, q_features, rows.q_segments, sums.log_scale[:, None])
-        return _divide(seen, q.shape, v.dtype)
+    def add_keys(sums: Sums, keys: tuple[Array, Array, Array]) -> tuple[Sums, None]:
+        k, v, segments = keys
+        return add(sums, *key_features(k, v, feature_map, options), segments), None
 
-    return attend_to_all(rows)
+    def read_queries(nothing: None, queries: tuple[Array, Array]) -> tuple[None, Array]:
+        q, segments = queries
+        seen = read(sums, query_features(q, k.shape[2], feature_map, options), segments, sums.log_scale[:, None])
+        return None, divide(seen, q.shape, v.dtype)
+
+    sums, _ = over_chunks(add_keys, no_sums_for(rows, feature_map, options), (rows.k, rows.v, k_segments), options)
+    return over_chunks(read_queries, None, (rows.q, q_segments), options)[1]
 
 
 def _attend_sorted(
-    q: Array, k: Array, v: Array, mask: Mask, options: Options, feature_map: FeatureMap
+    mask: Mask, q: Array, k: Array, v: Array, *, options: Options, feature_map: FeatureMap
 ) -> Float[Array, 'B T N U']:
     """Keys and queries in one row, sorted by segment, then by position if causal, keys first: then all is causal."""
     num_keys, num_queries = k.shape[1], q.shape[1]
@@ -200,107 +187,9 @@ def _attend_sorted(
         return jnp.take_along_axis(rows, jnp.clip(places, 0, rows.shape[1] - 1)[:, :, None, None], axis=1)
 
     picked = Rows(pick(q, order - num_keys), pick(k, order), pick(v, order), q_segments, k_segments)
-    rows = _empty_padding(picked)
-    output, _ = _pass_over(_no_sums_for(rows, feature_map, options), rows, feature_map, options)
+    rows = empty_padding(picked)
+    output, _ = pass_over(no_sums_for(rows, feature_map, options), rows, feature_map, options)
     return pick(output, jnp.argsort(order, axis=1)[:, num_keys:])
-
-
-def _pass_over(
-    sums: Sums, rows: Rows, feature_map: FeatureMap, options: Options
-) -> tuple[Float[Array, 'B L N U'], Sums]:
-    """The rows chunk by chunk, each with the sums of those before. Keeps one `Sums` a chunk for the backward pass."""
-    length = rows.q.shape[1]
-    size = min(options.config.block_size or CHUNK, length)
-    read_and_add = functools.partial(_read_and_add, feature_map=feature_map, options=options)
-    if size == length:
-        sums, output = read_and_add(sums, rows)
-        return output, sums
-    num_chunks = -(-length // size)
-
-    def split(array: Array) -> Array:
-        padding = [(0, 0), (0, num_chunks * size - length)] + [(0, 0)] * (array.ndim - 2)
-        chunks = jnp.pad(array, padding).reshape(array.shape[0], num_chunks, size, *array.shape[2:])
-        return jnp.moveaxis(chunks, 1, 0)
-
-    sums, outputs = jax.lax.scan(jax.checkpoint(read_and_add), sums, Rows(*map(split, rows)))
-    output = jnp.moveaxis(outputs, 0, 1)
-    return output.reshape(output.shape[0], num_chunks * size, *output.shape[3:])[:, :length], sums
-
-
-def _read_and_add(
-    sums: Sums, rows: Rows, *, feature_map: FeatureMap, options: Options
-) -> tuple[Sums, Float[Array, 'B C N U']]:
-    """One chunk: its queries read the sums and the chunk's own keys; then those keys are added to the sums."""
-    q_features = _queries(rows, feature_map, options)
-    k_features, k_scales, v_and_one = _keys(rows, feature_map, options)
-    lowest = jnp.finfo(k_scales.dtype).min
-    in_order = jnp.tril(jnp.ones((rows.q.shape[1],) * 2, bool))[None]
-    sees = (rows.q_segments[:, :, None] == rows.k_segments[:, None, :]) & (rows.k_segments > 0)[:, None, :] & in_order
-    sees = sees[:, None]  # B 1 T S
-    by_key = jnp.moveaxis(k_scales, 1, 2)[:, :, None, :]  # B K 1 S
-    continues = ((rows.q_segments == sums.segment[:, None]) & (rows.q_segments > 0))[:, :, None]
-    before = jnp.where(continues, sums.log_scale[:, None, :], lowest)  # B T K
-    # Each query divides by the largest scale that it sees, which cancels in its quotient.
-    largest = jnp.maximum(jnp.moveaxis(jnp.where(sees, by_key, lowest).max(axis=-1), 1, 2), before)
-    scales = jnp.where(sees, jnp.exp(jnp.where(sees, by_key - jnp.moveaxis(largest, 1, 2)[..., None], 0)), 0)
-    products = jnp.einsum('BTKGF,BSKF->BKGTS', q_features, k_features)
-    products = jnp.where(sees[:, :, None], products, 0) * scales[:, :, None]
-    seen = jnp.einsum('BKGTS,BSKU->BTKGU', products, v_and_one) + _read(sums, q_features, rows.q_segments, largest)
-    output = _divide(seen, rows.q.shape, rows.v.dtype)
-    return _add(sums, k_features, k_scales, v_and_one, rows.k_segments), output
-
-
-def _queries(rows: Rows, feature_map: FeatureMap, options: Options) -> Float[Array, 'B T K G F']:
-    """Features by key-value head and member of its group. A query's own scale cancels in its quotient."""
-    batch, length, num_heads, _ = rows.q.shape
-    features, _ = feature_map(rows.q.astype(_accumulator(rows.q.dtype)), options)
-    num_kv_heads = rows.k.shape[2]
-    return features.reshape(batch, length, num_kv_heads, num_heads // num_kv_heads, features.shape[-1])
-
-
-def _keys(rows: Rows, feature_map: FeatureMap, options: Options) -> tuple[Array, Array, Float[Array, 'B S K U1']]:
-    """Features, log scales, and values with a one at their end, whose sum is what the sum of values is divided by."""
-    accumulator = _accumulator(rows.k.dtype)
-    features, scales = feature_map(rows.k.astype(accumulator), options)
-    v = rows.v.astype(accumulator)
-    return features, jax.lax.stop_gradient(scales), jnp.concatenate([v, jnp.ones_like(v[..., :1])], axis=-1)
-
-
-def _read(
-    sums: Sums, q_features: Float[Array, 'B T K G F'], q_segments: Int[Array, 'B T'], log_scale: Float[Array, 'B #T K']
-) -> Float[Array, 'B T K G U1']:
-    """What each query reads from the sums of its segment, divided by exp(log_scale)."""
-    continues = ((q_segments == sums.segment[:, None]) & (q_segments > 0))[:, :, None]
-    scale = jnp.where(continues, jnp.exp(jnp.where(continues, sums.log_scale[:, None, :] - log_scale, 0)), 0)
-    return jnp.einsum('BTKGF,BKFU->BTKGU', q_features, sums.values) * scale[..., None, None]
-
-
-def _add(
-    sums: Sums,
-    k_features: Float[Array, 'B S K F'],
-    k_scales: Float[Array, 'B S K'],
-    v_and_one: Float[Array, 'B S K U1'],
-    k_segments: Int[Array, 'B S'],
-) -> Sums:
-    """The sums with these keys: those of the last segment here; the sums of an earlier segment are given up."""
-    places = jnp.where(k_segments > 0, jnp.arange(1, k_segments.shape[1] + 1)[None], 0)
-    last = jnp.take_along_axis(k_segments, jnp.maximum(places.max(axis=1, keepdims=True) - 1, 0), axis=1)[:, 0]
-    last = jnp.where(last > 0, last, sums.segment)
-    continues = (sums.segment == last)[:, None]
-    belongs = ((k_segments == last[:, None]) & (k_segments > 0))[:, :, None]
-    lowest = jnp.finfo(k_scales.dtype).min
-    kept = jnp.where(continues, sums.log_scale, lowest)
-    largest = jnp.maximum(kept, jnp.where(belongs, k_scales, lowest).max(axis=1))
-    scales = jnp.where(belongs, jnp.exp(jnp.where(belongs, k_scales - largest[:, None], 0)), 0)
-    added = jnp.einsum('BSKF,BSKU->BKFU', k_features * scales[..., None], v_and_one)
-    decay = jnp.where(continues, jnp.exp(kept - largest), 0)
-    return Sums(sums.values * decay[..., None, None] + added, largest, last)
-
-
-def _divide(seen: Float[Array, 'B T K G U1'], shape: tuple[int, ...], dtype: Any) -> Float[Array, 'B T N U']:
-    """Weighted sums over sums of weights; zeros where nothing was seen."""
-    total = seen[..., -1:]
-    return (seen[..., :-1] / jnp.where(total > 0, total, 1)).reshape(*shape[:3], -1).astype(dtype)
 
 
 LINEAR = feature_variant(elu_features, lambda config: config.head_dim, exact=True)
