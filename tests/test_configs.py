@@ -1,13 +1,15 @@
 """Every config page loads, survives being saved, and means what its words say."""
 
 import ast
+import importlib.util
 from pathlib import Path
 
 import pytest
 
 import transformer_jax
+from transformer_jax import models
 from transformer_jax.config import Config, ConfigError, check
-from transformer_jax.overlay import config_from_dict, config_to_dict, load_config_file
+from transformer_jax.overlay import config_from_dict, config_to_dict, load_config_file, overlay
 from transformer_jax.recipes import RECIPES, SIZES
 
 FOLDER = Path(transformer_jax.__file__).parent.parent / 'configs'
@@ -84,3 +86,21 @@ def test_every_page_is_valid_for_every_package(name):
     from transformer_jax import models
 
     models.validate(load(name))
+
+
+SWEEPS = sorted(path.name for path in (FOLDER / 'sweeps').glob('*.py'))
+
+
+def sweep_points():
+    for name in SWEEPS:
+        spec = importlib.util.spec_from_file_location(name.removesuffix('.py'), FOLDER / 'sweeps' / name)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        base = load_config_file(f'{FOLDER.parent / module.BASE}')
+        for point, changes in module.points():
+            yield pytest.param(base, changes, id=f'{name}: {point}')
+
+
+@pytest.mark.parametrize(('base', 'changes'), list(sweep_points()))
+def test_every_point_of_a_sweep_is_a_config(base, changes):
+    models.validate(overlay(base, changes))

@@ -6,17 +6,22 @@ from collections.abc import Iterator
 
 from transformer_jax.attention.additive import ADDITIVE, ADDITIVE_BLOCKWISE, CONCAT, CONCAT_BLOCKWISE
 from transformer_jax.attention.blockwise import BLOCKWISE
+from transformer_jax.attention.cudnn import CUDNN
 from transformer_jax.attention.dense import DENSE
 from transformer_jax.attention.general import GENERAL, GENERAL_BLOCKWISE
 from transformer_jax.attention.linear import LINEAR
 from transformer_jax.attention.low_rank import LOW_RANK
+from transformer_jax.attention.pallas import PALLAS
 from transformer_jax.attention.performer import PERFORMER
+from transformer_jax.attention.preference import order_of_preference
 from transformer_jax.attention.variant import FEATURES, Use, Variant
 from transformer_jax.config import AttentionConfig, ConfigError
 
 VARIANTS: dict[tuple[str, str], Variant] = {
     ('dot', 'dense'): DENSE,
     ('dot', 'blockwise'): BLOCKWISE,
+    ('dot', 'cudnn'): CUDNN,
+    ('dot', 'pallas'): PALLAS,
     ('linear', 'chunked'): LINEAR,
     ('performer', 'chunked'): PERFORMER,
     ('low_rank', 'dense'): LOW_RANK,
@@ -27,6 +32,8 @@ VARIANTS: dict[tuple[str, str], Variant] = {
     ('concat', 'blockwise'): CONCAT_BLOCKWISE,
     ('concat', 'dense'): CONCAT,
 }
+
+_PREFERRED = ('dot', 'general')  # whose best implementation depends on lengths; of the others the first that works
 
 
 def variants_of(kind: str) -> dict[str, Variant]:
@@ -47,8 +54,9 @@ def choose(use: Use) -> str:
     """The implementation that a use runs with: the named one, or what 'auto' stands for here."""
     if use.config.impl != 'auto':
         return use.config.impl
-    working = [impl for impl, variant in variants_of(use.config.kind).items() if why_not(variant, use) is None]
-    return working[0] if working else next(iter(variants_of(use.config.kind)))
+    own = variants_of(use.config.kind)
+    preferred = [impl for impl in order_of_preference(use) if impl in own] if use.config.kind in _PREFERRED else own
+    return next((impl for impl in preferred if why_not(own[impl], use) is None), next(iter(own)))
 
 
 def needs(use: Use) -> Iterator[str]:

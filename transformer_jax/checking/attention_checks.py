@@ -162,7 +162,7 @@ def _compare_with_oracle(case: _Case, oracle: Oracle | None) -> Iterator[Finding
 
 
 def _approximation_limit(config: AttentionConfig) -> float:
-    """Random features err as one over the root of their number; inputs of unit variance, width H: exp(H / 2) variance."""
+    """The error of random features falls as one over the root of their number."""
     return 8.0 * (config.head_dim / config.num_features) ** 0.5
 
 

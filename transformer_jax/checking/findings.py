@@ -27,6 +27,10 @@ def format_table(findings: Iterable[Finding]) -> str:
         verdict = 'ok' if one.passed else 'FAILED'
         if one.error is None:
             verdict = 'not run'
-        rows.append((one.subject, one.check, error, f'{one.limit:.0e}', f'{verdict}{": " if one.note else ""}{one.note}'))
+        rows.append(
+            (one.subject, one.check, error, f'{one.limit:.0e}', f'{verdict}{": " if one.note else ""}{one.note}')
+        )
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    return '\n'.join('  '.join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]).rstrip() for row in rows)
+    return '\n'.join(
+        '  '.join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]).rstrip() for row in rows
+    )

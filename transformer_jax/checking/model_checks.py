@@ -84,7 +84,7 @@ def _generates(model: Model) -> bool:
 
 
 def _hidden(model: Model) -> Any:
-    return jax.jit(lambda params, batch: model.hidden(params, batch))
+    return jax.jit(model.hidden)
 
 
 def _worst(difference: Any, real: Any) -> float:
@@ -100,7 +100,9 @@ def _check_the_future(model: Model, params: Params, batch: Batch) -> Finding:
         return Finding('model', check, None, 0.0, 'the family reads both ways')
     before = run(params, batch)
     cut = 3
-    changed = np.where(np.arange(batch.targets.shape[1]) >= cut, (batch.targets + 5) % (VOCABULARY - 3) + 3, batch.targets)
+    changed = np.where(
+        np.arange(batch.targets.shape[1]) >= cut, (batch.targets + 5) % (VOCABULARY - 3) + 3, batch.targets
+    )
     after = run(params, batch._replace(targets=changed.astype(np.int32)))
     real = (batch.target_segment_ids > 0) & (np.arange(batch.targets.shape[1]) <= cut)
     return Finding('model', check, _worst(after - before, real), 1e-6)
