@@ -87,6 +87,7 @@ def translate(options: argparse.Namespace) -> None:
     """Translates lines of text: one line out for each line in."""
     from transformer_jax.commands import translate as command
     from transformer_jax.commands.validation import open_checked_run
+    from transformer_jax.decoding.text_search import require_task
     from transformer_jax.decoding.width import check_count
 
     _require_at_least('--n-best', options.n_best, 1)
@@ -95,6 +96,7 @@ def translate(options: argparse.Namespace) -> None:
     options.changes |= {f'decoding.{name}': value for name, value in flags.items() if value is not None}
     command.check_output(options.output, force=options.force)
     run = open_checked_run(options.run, options.changes)
+    require_task(run.model.task, 'translates')
     check_count(options.n_best, run.config.decoding)
     lines = command.read_input(options.input)
     prefixes = None
@@ -106,6 +108,33 @@ def translate(options: argparse.Namespace) -> None:
     with command.open_output(options.output, force=options.force) as output:
         for number, (line, found) in enumerate(zip(lines, translations, strict=True), start=1):
             output.write(f'{write(number, line, found)}\n'.encode())
+
+
+def generate(options: argparse.Namespace) -> None:
+    """Continues texts with a language model: one text out for each prompt in."""
+    from transformer_jax.commands import generate as command
+    from transformer_jax.commands import translate as lines
+    from transformer_jax.commands.validation import open_checked_run
+    from transformer_jax.decoding.text_search import require_task
+    from transformer_jax.decoding.width import check_count
+
+    _require_at_least('--n-best', options.n_best, 1)
+    _require_at_least('--seed', options.seed, 0)
+    names = ('method', 'beam_size', 'temperature', 'top_k', 'top_p', 'max_extra_length', 'batch_size')
+    flags = {name: getattr(options, name) for name in names}
+    options.changes |= {f'decoding.{name}': value for name, value in flags.items() if value is not None}
+    lines.check_output(options.output, force=options.force)
+    run = open_checked_run(options.run, options.changes)
+    require_task(run.model.task, 'generates')
+    check_count(options.n_best, run.config.decoding)
+    prompts = lines.read_input(options.input)
+    generator = command.load_generator(run, options.checkpoint)
+    texts = command.generate_lines(generator, prompts, n_best=options.n_best, seed=options.seed)
+    names = ('prompt', 'texts')
+    write = lines.make_formatter(options.format, n_best=options.n_best, scores=options.scores, names=names)
+    with lines.open_output(options.output, force=options.force) as output:
+        for number, (prompt, found) in enumerate(zip(prompts, texts, strict=True), start=1):
+            output.write(f'{write(number, prompt, found)}\n'.encode())
 
 
 def average(options: argparse.Namespace) -> None:
@@ -160,7 +189,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument('--version', action='version', version=f'%(prog)s {__version__}')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
-    for add in (_add_train, _add_evaluate, _add_translate, _add_average, _add_show):
+    for add in (_add_train, _add_evaluate, _add_translate, _add_generate, _add_average, _add_show):
         add(verbs)
     return parser
 
@@ -227,6 +256,32 @@ def _add_translate(verbs: Any) -> None:
     add('--beam-size', metavar='N', help='default: as the run is configured; 4 in the paper')
     add('--alpha', metavar='A', help='length penalty; default: as the run is configured; 0.6 in the paper')
     add('--batch-size', metavar='N', help='sentences at a time; default: as the run is configured')
+
+
+def _add_generate(verbs: Any) -> None:
+    verb = _add_verb(
+        verbs,
+        generate,
+        'Continues texts with a language model: one text out for each prompt in, in the same order, the prompt\n'
+        'included. A line ends at LF; a blank line asks for a text from its beginning.',
+        _CONFIG_FIELD,
+    )
+    _add_checkpoint(verb)
+    add = verb.add_argument
+    add('--input', default='-', metavar='FILE', help='prompts, UTF-8, plain or .gz; default: standard input')
+    add('--output', default='-', metavar='FILE', help='appears when all is done; default: standard output')
+    add('--force', action='store_true', help='replace the output file if it exists')
+    add('--format', default='text', choices=('text', 'jsonl'), help='jsonl: one object a line in, with all figures')
+    add('--scores', action='store_true', help='text: SCORE and a tab before each text')
+    add('--n-best', type=int, default=1, metavar='N', help='text: N lines for each, NUMBER and a tab before them')
+    add('--method', choices=('beam', 'greedy', 'sampling'), help='default: as the run is configured')
+    add('--beam-size', metavar='N', help='default: as the run is configured')
+    add('--temperature', metavar='T', help='of sampling; default: as the run is configured')
+    add('--top-k', metavar='K', help='of sampling: among the K most probable; default: as the run is configured')
+    add('--top-p', metavar='P', help='of sampling: among those that hold P of the probability; default: likewise')
+    add('--seed', type=int, default=0, metavar='N', help='of sampling; default: 0')
+    add('--max-extra-length', metavar='N', help='subwords a text may be longer than its prompt; default: likewise')
+    add('--batch-size', metavar='N', help='prompts at a time; default: as the run is configured')
 
 
 def _add_average(verbs: Any) -> None:

@@ -8,6 +8,7 @@ from etils import epath
 
 from transformer_jax.commands.evaluator import make_evaluator, say
 from transformer_jax.commands.validation import open_checked_run
+from transformer_jax.config import ConfigError
 from transformer_jax.data.corpus import open_corpus
 
 
@@ -24,6 +25,8 @@ def evaluate_run(
     The result, the translations and the references go into a new folder under the run's `evaluations`.
     """
     run = open_checked_run(run_dir, changes)
+    if num_examples and not run.model.task.translates:
+        raise ConfigError(f'--examples shows translations, and this model was made for {run.model.task.name}')
     params, known = run.load_params(checkpoint, report=say)
     name = f'step {known["step"]:,}' if known.get('step') is not None else f'the parameters in {checkpoint}'
     say(f'evaluating {name} on {split}')

@@ -30,9 +30,12 @@ def make_evaluator(
     mesh: jax.sharding.Mesh | None = None,
     report: Report = say,
 ) -> Evaluator:
-    """The evaluator of one split, as the config has it; `max_pairs` takes the first pairs alone."""
+    """The evaluator of one split, as the config has it; `max_pairs` takes the first pairs alone.
+
+    `bleu` scores translations as well, where that is what the model is for.
+    """
     translator = None
-    if bleu:
+    if bleu and model.task.translates:
         translator = Translator(model, {}, corpus.vocabulary, config.decoding, report=report)
     artificial = config.data.source == 'copying'
     return Evaluator(

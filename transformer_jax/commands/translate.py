@@ -80,12 +80,15 @@ def open_output(name: str, *, force: bool) -> Iterator[IO[bytes]]:
         raise
 
 
-def make_formatter(kind: str, *, n_best: int, scores: bool) -> Callable[[int, str, Sequence[Translation]], str]:
+def make_formatter(
+    kind: str, *, n_best: int, scores: bool, names: tuple[str, str] = ('source', 'translations')
+) -> Callable[[int, str, Sequence[Translation]], str]:
     """From `(line number from 1, source, translations)` to what is written for that line, without the last LF.
 
     'text' is the best translation alone. `scores` puts `SCORE TAB` before it, and `n_best` above 1 writes `n_best`
     lines with `NUMBER TAB` first: a blank line of input has that many blank translations without a score, and so are
-    those that the model has too few of. 'jsonl' is one object a line of input with the translations there are.
+    those that the model has too few of. 'jsonl' is one object a line of input with the translations there are; `names`
+    are its keys for them and for the line.
     """
 
     def as_text(number: int, source: str, translations: Sequence[Translation]) -> str:
@@ -107,7 +110,7 @@ def make_formatter(kind: str, *, n_best: int, scores: bool) -> Callable[[int, st
             }
             for one in translations
         ]
-        return json.dumps({'line': number, 'source': source, 'translations': found}, ensure_ascii=False)
+        return json.dumps({'line': number, names[0]: source, names[1]: found}, ensure_ascii=False)
 
     return {'text': as_text, 'jsonl': as_json}[kind]
 

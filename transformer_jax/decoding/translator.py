@@ -1,124 +1,31 @@
 """Text in, text out: the translations of a list of lines, in its order, one for each."""
 
-import os
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
 
-from transformer_jax.config import ConfigError, DecodingConfig
 from transformer_jax.data.batch import Batch
-from transformer_jax.data.vocabulary import Vocabulary
 from transformer_jax.decoding import sizes
-from transformer_jax.decoding.beam import Beam
-from transformer_jax.decoding.candidates import Specials
-from transformer_jax.decoding.greedy import Greedy
-from transformer_jax.decoding.hypotheses import Method, StopRule, Traced
-from transformer_jax.decoding.length_penalty import LengthPenalty
-from transformer_jax.decoding.opened_run import open_run
-from transformer_jax.decoding.requests import Request, group_requests, seed_of
-from transformer_jax.decoding.sampling import Sampling
-from transformer_jax.decoding.search import Searcher
-from transformer_jax.decoding.width import check_count, check_width
-from transformer_jax.models.interface import Model
+from transformer_jax.decoding.requests import Request, seed_of
+from transformer_jax.decoding.text_search import Counts, TextSearch, Translation, require_lines
+from transformer_jax.decoding.width import check_count
 from transformer_jax.models.likelihood import token_log_probabilities
-from transformer_jax.shapes import Params, PRNGKey
+from transformer_jax.shapes import Array, Params, PRNGKey
+
+__all__ = ['Counts', 'Translation', 'Translator']
 
 
-@dataclass(frozen=True)
-class Translation:
-    """One output of a model.
-
-    A forced prefix is part of `text` and `ids`, but is not scored: `log_probability`, `score` and `length` are those of
-    what the model chose itself.
-    """
-
-    text: str
-    ids: tuple[int, ...]  # subwords without eos
-    log_probability: float  # natural; the sum over the scored subwords, eos among them
-    score: float  # log_probability over the length penalty of `length`
-    length: int  # scored subwords, eos among them
-    finished: bool  # False: cut by the limit on length, without eos
-
-
-@dataclass
-class Counts:
-    """What a translator has met so far."""
-
-    lines: int = 0
-    blank: int = 0  # not decoded: the translation is blank
-    cut: int = 0  # sources longer than the model can read
-    unfinished: int = 0  # best translations that the limit on length cut
-
-
-class Translator:
+class Translator(TextSearch):
     """A model with the vocabulary and settings to translate by. Programs are compiled when first needed and kept."""
 
-    def __init__(
-        self,
-        model: Model,
-        params: Params,
-        vocabulary: Vocabulary,
-        config: DecodingConfig,
-        *,
-        report: Callable[[str], None] = print,
-        num_workers: int = 2,
-    ):
-        """`report` is told what was cut; `num_workers` batches are searched at the same time.
+    ability = 'translates'
 
-        Two batches keep the cores of a CPU busier than one, whose many small operations run on one core each. Raises
-        `ConfigError` for settings that can not be met.
-        """
-        if vocabulary.size != model.vocab_size:
-            raise ConfigError(f'the vocabulary has {vocabulary.size} subwords, the model {model.vocab_size}')
-        if config.min_length >= model.max_length:
-            raise ConfigError(
-                f'config.decoding.min_length is {config.min_length}; with eos that is above the longest output of the '
-                f'model, config.model.max_length {model.max_length}'
-            )
-        check_width(model, config)
-        self._penalty = LengthPenalty(config.length_penalty, config.alpha)
-        self._penalty.check(model.max_length)
-        self.model = model
-        self.params = jax.device_put(params)
-        self.vocabulary = vocabulary
-        self.config = config
-        self.counts = Counts()
-        self._report = report
-        self._num_workers = num_workers
-        specials = (vocabulary.pad_id, vocabulary.bos_id, model.start_id)
-        forbidden = {token for token in specials if token is not None} - {vocabulary.eos_id}
-        self._specials = Specials(vocabulary.eos_id, tuple(sorted(forbidden)))
-        self._searchers: dict[int, Searcher] = {}
-        self._score_batch = jax.jit(lambda params, batch: token_log_probabilities(model, params, batch))
-
-    @classmethod
-    def load(
-        cls,
-        run_dir: str | os.PathLike[str],
-        *,
-        checkpoint: str | int | None = None,
-        report: Callable[[str], None] = print,
-        num_workers: int = 2,
-        **decoding: Any,
-    ) -> 'Translator':
-        """The translator of a run folder.
-
-        `checkpoint` is as in `OpenedRun.load_params`: a step, 'best', 'latest' or a folder; None takes the best.
-        Further arguments replace fields of the run's `config.decoding`, such as `beam_size=8`.
-        """
-        run = open_run(run_dir, {f'decoding.{name}': value for name, value in decoding.items()})
-        params, _ = run.load_params(checkpoint, report=report)
-        return cls(run.model, params, run.vocabulary, run.config.decoding, report=report, num_workers=num_workers)
-
-    @property
-    def num_programs(self) -> int:
-        """How many search programs were compiled so far."""
-        return sum(searcher.num_programs() for searcher in self._searchers.values())
+    @functools.cached_property
+    def _score_batch(self) -> Callable[[Params, Batch], Array]:
+        return jax.jit(lambda params, batch: token_log_probabilities(self.model, params, batch))
 
     def translate(
         self, texts: Sequence[str], *, prefixes: Sequence[str] | None = None, rng: PRNGKey | None = None
@@ -139,25 +46,11 @@ class Translator:
         a single text in the place of a list.
         """
         check_count(n, self.config)
-        _require_lines(texts=texts, prefixes=prefixes)
+        require_lines(texts=texts, prefixes=prefixes)
         if prefixes is not None and len(prefixes) != len(texts):
             raise ValueError(f'there are {len(prefixes)} prefixes for {len(texts)} lines')
         before = Counts(**vars(self.counts))
-        requests = self._make_requests(texts, prefixes)
-        results: list[list[Translation]] = [[] for _ in texts]
-        searcher = self._searcher(n)
-        rng = jax.random.key(0) if rng is None else rng
-        batches = group_requests(requests, self.config.batch_size)
-
-        def search(batch: list[int]) -> list[list[Traced]]:
-            rows = sizes.fit_rows(len(batch), self.config.batch_size)
-            return searcher.run(self.params, [requests[line] for line in batch], rows, rng)
-
-        with ThreadPoolExecutor(self._num_workers) as workers:
-            for batch, found in zip(batches, workers.map(search, batches), strict=True):
-                for line, traced in zip(batch, found, strict=True):
-                    results[line] = self._finish(requests[line], traced[:n], line)
-        self.counts.unfinished += sum(not best[0].finished for best in results if best)
+        results = self._search(self._make_requests(texts, prefixes), len(texts), n, rng)
         self._report_since(before)
         return results
 
@@ -166,7 +59,7 @@ class Translator:
 
         A source too long for the model is cut and counted; a target too long raises `ValueError`.
         """
-        _require_lines(sources=sources, targets=targets)
+        require_lines(sources=sources, targets=targets)
         if len(sources) != len(targets):
             raise ValueError(f'there are {len(sources)} sources and {len(targets)} targets')
         before = Counts(**vars(self.counts))
@@ -189,24 +82,6 @@ class Translator:
             Translation(text, tuple(ids[:-1]), float(total), self._score(float(total), len(ids)), len(ids), True)
             for text, ids, total in zip(targets, target_ids, sums, strict=True)
         ]
-
-    def _searcher(self, n: int) -> Searcher:
-        if n not in self._searchers:
-            method = self._method(n)
-            stop = StopRule(self.config.stop)
-            num_best = n if stop.kind == 'exact' else method.num_hypotheses
-            self._searchers[n] = Searcher(self.model, method, self._specials, self._penalty, stop, num_best=num_best)
-        return self._searchers[n]
-
-    def _method(self, n: int) -> Method:
-        config = self.config
-        if config.method == 'greedy':
-            return Greedy()
-        if config.method == 'beam':
-            return Beam(config.beam_size)
-        if config.method == 'sampling':
-            return Sampling(n, config.temperature, config.top_k, config.top_p)
-        raise ConfigError(f'config.decoding.method is {config.method!r}; it must be greedy, beam or sampling')
 
     def _make_requests(self, texts: Sequence[str], prefixes: Sequence[str] | None) -> dict[int, Request]:
         """By line number from 0; blank lines have none."""
@@ -238,39 +113,11 @@ class Translator:
         self.counts.cut += 1
         return [*source[: self.model.max_length - 1], self.vocabulary.eos_id]
 
-    def _require_fits(self, length: int, name: str, line: int) -> None:
-        if length > self.model.max_length:
-            raise ValueError(
-                f'the {name} of line {line + 1} has {length:,} subwords with eos; the longest that the model can hold '
-                f'is config.model.max_length, {self.model.max_length:,}'
-            )
-
-    def _finish(self, request: Request, traced: list[Traced], line: int) -> list[Translation]:
-        if not traced or any(np.isnan(one.log_probability) for one in traced):
-            raise ValueError(f'the model gives no finite probabilities for line {line + 1}; are its parameters finite?')
-        ids = [request.prefix + one.tokens for one in traced]
-        texts = self.vocabulary.decode(ids)
-        return [
-            Translation(text, whole, one.log_probability, self._score(one.log_probability, one.length), one.length,
-                        one.is_finished)
-            for text, whole, one in zip(texts, ids, traced, strict=True)
-        ]  # fmt: skip
-
-    def _score(self, log_probability: float, length: int) -> float:
-        return log_probability / float(self._penalty(length))
-
     def _report_since(self, before: Counts) -> None:
         if cut := self.counts.cut - before.cut:
             self._report(f'{_lines(cut)} longer than {self.model.max_length:,} subwords with eos and cut to that')
         if unfinished := self.counts.unfinished - before.unfinished:
             self._report(f'{_lines(unfinished)} given a translation that the limit on length cut')
-
-
-def _require_lines(**arguments: Sequence[str] | None) -> None:
-    """A text is a sequence of texts to Python, and would be translated letter by letter."""
-    for name, lines in arguments.items():
-        if isinstance(lines, str | bytes):
-            raise TypeError(f'{name} is the one text {lines!r:.60}; it must be a list of texts, as [{lines!r:.60}]')
 
 
 def _lines(count: int) -> str:
