@@ -1,5 +1,6 @@
 """The command line: every verb on one small run, exit codes, and output that appears whole or not at all."""
 
+import errno
 import gzip
 import io
 import json
@@ -328,6 +329,11 @@ def test_failures_keep_their_traceback_and_own_errors_do_not(monkeypatch, capsys
     for error, code in ((ConfigError('this'), 2), (CheckpointError('that'), 1)):
         monkeypatch.setattr(command_line, 'load_config_file', fail(error))
         assert run('show', '--config=x.py') == code
+        assert capsys.readouterr().err == f'transformer-jax show: {error}\n'
+    for number in (errno.ENOSPC, errno.EACCES, errno.EROFS):
+        error = OSError(number, os.strerror(number), '/somewhere')
+        monkeypatch.setattr(command_line, 'load_config_file', fail(error))
+        assert run('show', '--config=x.py') == 1
         assert capsys.readouterr().err == f'transformer-jax show: {error}\n'
     for error in (ValueError('from elsewhere'), KeyError('x'), RuntimeError('y')):
         monkeypatch.setattr(command_line, 'load_config_file', fail(error))

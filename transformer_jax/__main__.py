@@ -16,7 +16,8 @@ from transformer_jax.overlay import config_from_dict, load_config_file, overlay,
 DONE, FAILED, BAD_USE = 0, 1, 2
 _BY_SIGNAL = 128  # plus the signal's number, as shells have it
 _SIGINT, _SIGPIPE = 2, 13
-_NO_ROOM = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # a full disk needs no traceback
+# A full disk or a folder that may not be written needs no traceback.
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 _CONFIG_FILE = """\
   --config=FILE[:NAME=VALUE,...]  a config file, with its own arguments after a colon
@@ -59,7 +60,7 @@ def _judge(error: Exception) -> int | None:
     raised_here = Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(Path(__file__).parent)
     if isinstance(error, ConfigError) or (isinstance(error, ValueError) and raised_here):
         return BAD_USE
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
         return FAILED
     is_own = type(error).__module__.partition('.')[0] == 'transformer_jax'
     return FAILED if is_own and isinstance(error, RuntimeError) else None
