@@ -159,6 +159,17 @@ def show(options: argparse.Namespace) -> None:
         print(line)
 
 
+def check(options: argparse.Namespace) -> int:
+    """Checks a config's attention and model against their equations."""
+    # Before JAX starts: eight simulated devices where there is no other, to compare one device with several.
+    os.environ.setdefault('JAX_NUM_CPU_DEVICES', '8')
+    from transformer_jax.commands.check import check_run
+
+    if options.config is None and options.run is None:
+        raise ConfigError('check needs --config=FILE or --run DIR')
+    return DONE if check_run(_load_config(options)) else FAILED
+
+
 def _load_config(options: argparse.Namespace) -> Config:
     """The config file's config, or else the one that the run folder holds, with the changes of the command line."""
     if options.config is not None:
@@ -190,7 +201,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument('--version', action='version', version=f'%(prog)s {__version__}')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
-    for add in (_add_train, _add_evaluate, _add_translate, _add_generate, _add_average, _add_show):
+    for add in (_add_train, _add_evaluate, _add_translate, _add_generate, _add_average, _add_show, _add_check):
         add(verbs)
     return parser
 
@@ -206,7 +217,7 @@ def _add_verb(verbs: Any, run_verb: Callable, description: str, config: str = ''
     )
     verb.set_defaults(run_verb=run_verb)
     verb.add_argument(
-        '--run', metavar='DIR', required=run_verb is not show, help='the run folder, on a disk or as gs://...'
+        '--run', metavar='DIR', required=run_verb not in (show, check), help='the run folder, on a disk or as gs://...'
     )
     return verb
 
@@ -304,6 +315,18 @@ def _add_show(verbs: Any) -> None:
         show,
         'Prints the whole config, the parameters by name and shape, their number, the mesh, and, once the data of\n'
         'the run are prepared, its buckets and the steps of an epoch. Trains nothing and writes nothing.',
+        _CONFIG_FILE + _CONFIG_FIELD,
+    )
+    verb.add_argument('--config', metavar='FILE[:ARGS]', help='the config; default: the one of the run')
+
+
+def _add_check(verbs: Any) -> None:
+    verb = _add_verb(
+        verbs,
+        check,
+        'Holds what a config describes against its equations, sizes reduced, in float32: values and gradients of each\n'
+        'attention in float64, causality, padding, packing, cached decoding, one device against several. Prints the\n'
+        'worst error of each check; the exit code is 1 if one is too large. Trains nothing and writes nothing.',
         _CONFIG_FILE + _CONFIG_FIELD,
     )
     verb.add_argument('--config', metavar='FILE[:ARGS]', help='the config; default: the one of the run')

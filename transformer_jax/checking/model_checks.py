@@ -80,7 +80,7 @@ def _draw_params(model: Model) -> Params:
 
 
 def _generates(model: Model) -> bool:
-    return model.config.family != 'encoder_only'
+    return model.task.translates or model.task.generates
 
 
 def _hidden(model: Model) -> Any:

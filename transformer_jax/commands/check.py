@@ -1,11 +1,13 @@
 """The verb `check`: is this config's attention right, on this machine?"""
 
 from transformer_jax.checking import check_config, format_table
+from transformer_jax.commands import validation
 from transformer_jax.config import Config
 
 
 def check_run(config: Config) -> bool:
     """Prints the table of findings; True when all passed."""
+    validation.check_config(config)
     findings = list(check_config(config))
     print(format_table(findings))
     failed = sum(not one.passed for one in findings)

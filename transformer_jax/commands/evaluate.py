@@ -10,6 +10,7 @@ from transformer_jax.commands.evaluator import make_evaluator, say
 from transformer_jax.commands.validation import open_checked_run
 from transformer_jax.config import ConfigError
 from transformer_jax.data.corpus import open_corpus
+from transformer_jax.evaluation.comparison import Comparison, divergence, require_same_parameters
 
 
 def evaluate_run(
@@ -22,9 +23,11 @@ def evaluate_run(
 ) -> None:
     """Prints the scores, and the first `num_examples` translations with source and reference.
 
-    The result, the translations and the references go into a new folder under the run's `evaluations`.
+    The result, the translations and the references go into a new folder under the run's `evaluations`. Where `changes`
+    swap the attention, the model as it was trained is evaluated too, and what changed is printed.
     """
-    run = open_checked_run(run_dir, changes)
+    run = open_checked_run(run_dir, changes, may_swap_attention=True)
+    require_same_parameters(run.trained_model, run.model)
     if num_examples and not run.model.task.translates:
         raise ConfigError(f'--examples shows translations, and this model was made for {run.model.task.name}')
     params, known = run.load_params(checkpoint, report=say)
@@ -37,6 +40,10 @@ def evaluate_run(
     if num_examples:
         _print_examples(folder, split, [pair.source for pair in corpus.pairs(split, num_examples)])
     print(result.format())
+    if run.model.config != run.trained_model.config:
+        trained = make_evaluator(run.config, run.trained_model, corpus, split)
+        apart = divergence(run.trained_model, run.model, params, evaluator.batches())
+        print(Comparison(trained(params), result, apart).format())
     say(f'the scores, the translations and the references are in {folder}')
 
 

@@ -18,8 +18,10 @@ def check_config(config: Config) -> None:
     check_optimizer(config.optimizer)
 
 
-def open_checked_run(path: str | os.PathLike[str], changes: Mapping[str, Any]) -> OpenedRun:
+def open_checked_run(
+    path: str | os.PathLike[str], changes: Mapping[str, Any], *, may_swap_attention: bool = False
+) -> OpenedRun:
     """`open_run`, with the whole config checked."""
-    run = open_run(path, changes)
+    run = open_run(path, changes, may_swap_attention=may_swap_attention)
     check_config(run.config)
     return run

@@ -20,6 +20,8 @@ from transformer_jax.shapes import Params
 
 # What another config may say of a trained model: which text it is tried on. Its free fields may differ anyway.
 _ABOUT_TEXT = ('config.data.', 'config.source_language', 'config.target_language')
+# What of the model may be swapped where the caller looks at what that changes; see `evaluation.comparison`.
+_ATTENTION = tuple(f'config.model.{use}.' for use in ('attention', 'encoder_self', 'decoder_self', 'cross'))
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class OpenedRun:
     config: Config  # with the caller's changes
     vocabulary: Vocabulary
     model: Model
+    trained_model: Model  # `model`, but where the caller's changes swap its attention
 
     def load_params(
         self, checkpoint: str | int | os.PathLike[str] | None = None, *, report: Callable[[str], None] = print
@@ -59,18 +62,22 @@ def _require_parameters(path: str | os.PathLike[str], store: Store, folder: RunF
         raise RequestError(f'{os.fspath(path)} holds no parameters: it has no {MANIFEST}')
 
 
-def open_run(path: str | os.PathLike[str], changes: Mapping[str, Any]) -> OpenedRun:
+def open_run(
+    path: str | os.PathLike[str], changes: Mapping[str, Any], *, may_swap_attention: bool = False
+) -> OpenedRun:
     """Opens a run folder. `changes` of fields that the trained model depends on raise `ConfigError`."""
     folder = RunFolder.open(path)
     stored = config_from_dict(folder.read_config())
     config = overlay(stored, changes)
+    free = _ABOUT_TEXT + (_ATTENTION if may_swap_attention else ())
     for field, old, new in fixed_differences(config_to_dict(stored), config_to_dict(config)):
-        if not field.startswith(_ABOUT_TEXT):
+        if not field.startswith(free):
             raise ConfigError(f'{field} is {new!r}, but the model in {folder.path} was trained with {old!r}')
     models.validate(config)
     vocabulary = load_vocabulary(folder.vocabulary)
     folder.check_vocabulary(vocabulary.fingerprint)
-    model = models.build(
-        config.model, vocab_size=vocabulary.size, start_id=vocabulary.start_id, execution=config.execution
+    model, trained = (
+        models.build(one.model, vocab_size=vocabulary.size, start_id=vocabulary.start_id, execution=config.execution)
+        for one in (config, stored)
     )
-    return OpenedRun(folder, config, vocabulary, model)
+    return OpenedRun(folder, config, vocabulary, model, trained)
