@@ -1,0 +1,138 @@
+"""Memory and time of exact attention on CPU: `dense` beside `blockwise`, whole and with a window.
+
+    python tests/benchmarks/attention_speed.py [--rounds 5]
+
+B=1, N=8, H=64, float32. Memory is the compiler's own account of temporary buffers; nothing runs for it. Times are of
+rounds in turns (A B C A B C), so that a drifting or busy machine slows all alike: read the ratios. The dense pass at
+8,192 takes 4 GiB.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_jax.attention.blockwise import BLOCKWISE
+from transformer_jax.attention.dense import DENSE
+from transformer_jax.attention.mask import Mask
+from transformer_jax.attention.variant import Options
+from transformer_jax.config import AttentionConfig
+
+sys.path.insert(0, str(Path(__file__).parent))
+import turns
+
+FUNCTIONS = {'dense': DENSE.function, 'blockwise': BLOCKWISE.function}
+NUM_HEADS, WIDTH, WINDOW = 8, 64, 256
+
+
+class Program(NamedTuple):
+    """One attention at one length. `backward` = the output's sum and the gradients of q, k and v."""
+
+    name: str
+    length: int
+    backward: bool
+    causal: bool = False
+    window: int | None = None
+
+    def build(self) -> Callable:
+        """The jitted function of q, k, v, segments and positions."""
+
+        def attend(q: Any, k: Any, v: Any, segments: Any, positions: Any) -> Any:
+            mask = Mask(segments, segments, positions, positions, causal=self.causal, aligned=True)
+            options = Options(AttentionConfig(), scale=WIDTH**-0.5)
+            return FUNCTIONS[self.name](q, k, v, mask.within(self.window), options)[0]
+
+        def loss(*arrays: Any) -> Any:
+            return attend(*arrays).sum()
+
+        return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)) if self.backward else attend)
+
+    def temporary_memory(self) -> float:
+        """MiB beside arguments and results."""
+        heads = jax.ShapeDtypeStruct((1, self.length, NUM_HEADS, WIDTH), jnp.float32)
+        ids = jax.ShapeDtypeStruct((1, self.length), jnp.int32)
+        compiled = self.build().lower(heads, heads, heads, ids, ids).compile()
+        return compiled.memory_analysis().temp_size_in_bytes / 2**20
+
+    def arrays(self) -> tuple[Any, ...]:
+        """Random inputs of one unpadded sequence."""
+        rng = np.random.default_rng(0)
+        heads = [jnp.float32(rng.normal(size=(1, self.length, NUM_HEADS, WIDTH))) for _ in range(3)]
+        return *heads, jnp.ones((1, self.length), jnp.int32), jnp.arange(self.length)[None]
+
+
+def time_in_turns(programs: dict[str, Program], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each program, round by round, after one call of each that compiles it."""
+    ready = {label: (program.build(), program.arrays()) for label, program in programs.items()}
+    for function, arrays in ready.values():
+        jax.block_until_ready(function(*arrays))
+    seconds: dict[str, list[float]] = {label: [] for label in ready}
+    for _ in range(rounds):
+        for label, (function, arrays) in ready.items():
+            start = time.perf_counter()
+            jax.block_until_ready(function(*arrays))
+            seconds[label].append(time.perf_counter() - start)
+    return seconds
+
+
+def print_memory() -> None:
+    """Temporary memory forward, and forward and backward, from 1k to 16k."""
+    print('\nTemporary memory, MiB          ' + ''.join(f'{length:>9,}' for length in (1024, 2048, 4096, 8192, 16384)))
+    rows = [('dense', None), ('blockwise', None), ('blockwise', WINDOW)]
+    for backward in (False, True):
+        for name, window in rows:
+            sizes = [
+                Program(name, length, backward, window=window).temporary_memory()
+                for length in (1024, 2048, 4096, 8192, 16384)
+            ]
+            label = f'{name}{f", window {window}" if window else ""}, {"backward" if backward else "forward"}'
+            print(f'{label:31}' + ''.join(f'{size:9,.0f}' for size in sizes))
+
+
+def print_times(title: str, base: str, programs: dict[str, Program], rounds: int) -> None:
+    """Medians, and ratios to the program `base` round by round."""
+    print(f'\n{title} (machine in use beforehand: {turns.busy_share():.0%})')
+    seconds = time_in_turns(programs, rounds)
+    for label, own in seconds.items():
+        ratios = sorted(mine / other for mine, other in zip(own, seconds[base], strict=True))
+        print(
+            f'{label:44} median {statistics.median(own):7.3f} s, of {base}: '
+            f'{ratios[0]:.3f} / {statistics.median(ratios):.3f} / {ratios[-1]:.3f} (least / median / greatest)'
+        )
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--rounds', type=int, default=5)
+    rounds = parser.parse_args().rounds
+    print(f'jax {jax.__version__}, {jax.devices()[0].device_kind}')
+    print_memory()
+    for backward in (False, True):
+        at_4k = {
+            'dense': Program('dense', 4096, backward),
+            'blockwise': Program('blockwise', 4096, backward),
+            'blockwise, causal': Program('blockwise', 4096, backward, causal=True),
+        }
+        print_times(f'4,096, {"forward and backward" if backward else "forward"}', 'dense', at_4k, rounds)
+    narrow = Program('blockwise', 8192, False, window=WINDOW)
+    at_8k = {'dense': Program('dense', 8192, False), f'blockwise, window {WINDOW}': narrow}
+    print_times('8,192, forward', 'dense', at_8k, min(rounds, 3))
+    for backward in (False, True):
+        growing = {
+            f'{length:,}, window {WINDOW}': narrow._replace(length=length, backward=backward)
+            for length in (8192, 16384)
+        }
+        title = f'A window of {WINDOW}, {"forward and backward" if backward else "forward"}'
+        print_times(title, next(iter(growing)), growing, rounds)
+
+
+if __name__ == '__main__':
+    main()
