@@ -103,7 +103,9 @@ def test_cheap_imports_load_no_jax(code):
     assert done.stdout.strip() == '[]', done.stdout
 
 
-@pytest.mark.parametrize('verb', [[], ['train'], ['evaluate'], ['translate'], ['average'], ['show']], ids=str)
+@pytest.mark.parametrize(
+    'verb', [[], ['train'], ['evaluate'], ['translate'], ['generate'], ['average'], ['show']], ids=str
+)
 def test_help_loads_no_jax(verb):
     command = [sys.executable, '-X', 'importtime', '-m', 'transformer_jax', *verb, '--help']
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT.parent, check=True)

@@ -13,6 +13,7 @@ from transformer_jax import models
 from transformer_jax.config import (
     AttentionConfig,
     DecodingConfig,
+    EncoderOnlyConfig,
     ExecutionConfig,
     MeshConfig,
     ModelConfig,
@@ -115,6 +116,40 @@ def pairs():
 @pytest.fixture(scope='module')
 def expected(model, params, vocabulary, pairs):
     return score_one_by_one(model, params, vocabulary, pairs, CONFIG.max_length)
+
+
+def test_what_is_masked_of_a_pair_hangs_on_the_pair_alone(vocabulary, pairs, tmp_path):
+    own = EncoderOnlyConfig(selected_rate=0.5)
+    config = dataclasses.replace(CONFIG, family='encoder_only', encoder_only=own)
+    model = models.build(config, vocab_size=vocabulary.size, start_id=vocabulary.start_id)
+    prepared = prepare_pairs(pairs, vocabulary, tmp_path)
+    asked = []
+    for number, batch_tokens in ((41, 200), (7, 64)):
+        evaluator = Evaluator(model, prepared, pairs[:number], vocabulary, batch_tokens=batch_tokens)
+        texts = {}
+        for task in evaluator.batches():
+            for row, pair in enumerate(task.pair_ids):
+                length = int(task.batch.input_segment_ids[row].sum())
+                texts[pair] = task.batch.inputs[row, :length].tolist(), task.batch.target_segment_ids[row].sum()
+        asked.append(texts)
+    assert len(asked[0]) == 41
+    assert asked[1] == {pair: asked[0][pair] for pair in range(7)}
+    assert sum(count for _, count in asked[0].values()) > 41
+    with_mask = [pair for pair, (text, _) in asked[0].items() if vocabulary.size in text]
+    assert 10 < len(with_mask) < 41
+
+
+def test_accuracy_counts_the_most_probable_subwords(model, params, vocabulary, pairs, tmp_path):
+    prepared = prepare_pairs(pairs, vocabulary, tmp_path)
+    evaluator = Evaluator(model, prepared, pairs, vocabulary, batch_tokens=400)
+    correct = 0
+    for task in evaluator.batches():
+        logits = np.asarray(jax.jit(lambda batch: model.project(params, model.hidden(params, batch)))(task.batch))
+        right = logits.argmax(axis=-1) == task.batch.targets
+        correct += int((right & (task.batch.target_segment_ids > 0)).sum())
+    result = evaluator(params)
+    assert result.num_correct == correct > 0
+    assert result.to_dict()['accuracy'] == correct / result.num_tokens
 
 
 @pytest.mark.parametrize(('number', 'batch_tokens', 'num_devices'), [(1, 64, None), (7, 64, 4), (41, 200, 8)])

@@ -127,13 +127,13 @@ def mask_subwords(
     one may come up), or as itself.
     """
     slots = jnp.arange(ids.shape[1])
-    keys = jax.vmap(lambda row: jax.vmap(lambda slot: jax.random.fold_in(row, slot))(slots))(rngs)
 
-    def draw(key: PRNGKey) -> tuple[Array, Array]:
-        choice, subword = jax.random.split(key)
-        return jax.random.uniform(choice, (2,)), jax.random.randint(subword, (), 0, vocab_size)
+    def draw(row: PRNGKey) -> Array:
+        return jax.vmap(lambda slot: jax.random.bits(jax.random.fold_in(row, slot), (3,), jnp.uint32))(slots)
 
-    chances, random_ids = jax.vmap(jax.vmap(draw))(keys)
+    bits = jax.vmap(draw)(rngs)
+    chances = (bits[..., :2] >> 8).astype(jnp.float32) * 2.0**-24  # below 1
+    random_ids = (bits[..., 2] % vocab_size).astype(ids.dtype)
     is_eos = segments != jnp.pad(segments[:, 1:], ((0, 0), (0, 1)))  # every text ends with it
     selected = (segments > 0) & ~is_eos & (chances[..., 0] < config.selected_rate)
     kind = chances[..., 1]
