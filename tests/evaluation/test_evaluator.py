@@ -139,7 +139,10 @@ def test_what_is_masked_of_a_pair_hangs_on_the_pair_alone(vocabulary, pairs, tmp
     assert 10 < len(with_mask) < 41
 
 
-def test_accuracy_counts_the_most_probable_subwords(model, params, vocabulary, pairs, tmp_path):
+def test_accuracy_counts_the_most_probable_subwords(vocabulary, pairs, tmp_path):
+    config = dataclasses.replace(CONFIG, tie_embeddings='none')  # tied, random parameters repeat what they have read
+    model = models.build(config, vocab_size=vocabulary.size, start_id=vocabulary.start_id)
+    params = model.init(jax.random.key(1))
     prepared = prepare_pairs(pairs, vocabulary, tmp_path)
     evaluator = Evaluator(model, prepared, pairs, vocabulary, batch_tokens=400)
     correct = 0

@@ -18,6 +18,7 @@ from transformer_jax.data.batch import Batch
 from transformer_jax.models import build, validate
 from transformer_jax.models.encoder_only import mask_subwords
 from transformer_jax.models.interface import Model
+from transformer_jax.models.likelihood import score_tokens
 from transformer_jax.overlay import load_config_file
 from transformer_jax.parallel.mesh import make_mesh, place_batch
 from transformer_jax.training.loss import loss_sum
@@ -178,6 +179,21 @@ def test_the_loss_is_of_the_selected_subwords_alone(own: EncoderOnlyConfig, chan
     assert float(again) == float(loss)
     jax.tree.map(np.testing.assert_array_equal, gradients, same)
     assert np.abs(gradients['mask_embedding']).max() > 0
+
+
+def test_only_the_most_probable_entry_is_a_correct_prediction() -> None:
+    model = make()
+    params = make_params(model)
+    posed = pose(model, as_jax(make_batch([9, 7, 8], [1] * 3)), keys(3))
+    logits = np.asarray(compute_logits(model, params, posed))
+    is_even = np.arange(9)[None] % 2 == 0
+    targets = (logits.argmax(axis=2) + ~is_even) % V
+    scores = jax.jit(score_tokens, static_argnums=0)(model, params, posed._replace(targets=jnp.asarray(targets)))
+    selected = np.asarray(posed.target_segment_ids) > 0
+    np.testing.assert_array_equal(scores.correct, selected & is_even)
+    gold = np.take_along_axis(logits, targets[:, :, None], axis=2)[..., 0]
+    expected = np.where(selected, gold - np.log(np.exp(logits.astype(np.float64)).sum(axis=2)), 0)
+    oracles.assert_close(scores.log_probabilities, expected)
 
 
 def test_packed_texts_are_as_they_are_apart() -> None:
