@@ -26,7 +26,6 @@ CAUSAL = make_mask([[1] * 6] * 2, [[1] * 6] * 2, causal=True, aligned=True)
 LAYOUTS = {
     'causal, packed': make_mask(comparing.PACKED, comparing.PACKED, causal=True, aligned=True),
     'self': make_mask(comparing.RIGHT_PADDED, comparing.RIGHT_PADDED),
-    'cross, packed': make_mask(comparing.SHORT_PACKED, comparing.PACKED),
 }
 
 
