@@ -159,6 +159,19 @@ def test_position_terms_and_their_parameters_are_as_in_dense(name: str) -> None:
         oracles.assert_close(ours, expected)
 
 
+def test_rows_over_eight_devices_change_nothing() -> None:
+    """With blocks that are skipped by what the rows hold, all of them together."""
+    mask = jax.tree.map(lambda x: jnp.concatenate([x] * 4), cases.cross_mask('padded'))
+    arrays = without_bias(cases.make_arrays(mask))
+    expected = cases.compute(blockwise, mask, arrays, block_size=7)
+    mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
+    rows = NamedSharding(mesh, PartitionSpec('data'))
+    ours = cases.compute(blockwise, *jax.device_put((mask, arrays), rows), block_size=7)
+    assert len(ours.output.sharding.device_set) == 8
+    for one, other in zip(*map(jax.tree.leaves, (ours, expected)), strict=True):
+        oracles.assert_close(one, np.asarray(other), 1e-6)
+
+
 def drop(q: Any, k: Any, v: Any, mask: Mask, key: Any, block_size: int | None = 7) -> jax.Array:
     options = Options(AttentionConfig(dropout_rate=0.3, block_size=block_size), scale=0.3, dropout_rng=key)
     return blockwise(q, k, v, mask, options)[0]
