@@ -239,3 +239,70 @@ def map_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
     if isinstance(tree, dict):
         return {key: map_tree(function, value) for key, value in tree.items()}
     return function(tree)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x))."""
+    return 1 / (1 + np.exp(-x))
+
+
+def recurrent_step(cell: str, gates: np.ndarray, u: np.ndarray, state: list[np.ndarray]) -> list[np.ndarray]:
+    """One step of 'rnn', 'gru' or 'lstm', from what the inputs give to the gates `[G, D]` and from U `[D, G, D]`."""
+    h = state[0]
+    if cell == 'rnn':
+        return [np.tanh(gates[0] + h @ u[:, 0])]
+    if cell == 'gru':
+        update, reset = sigmoid(gates[0] + h @ u[:, 0]), sigmoid(gates[1] + h @ u[:, 1])
+        return [(1 - update) * h + update * np.tanh(gates[2] + (reset * h) @ u[:, 2])]
+    write, keep, candidate, show = (gates[index] + h @ u[:, index] for index in range(4))
+    memory = sigmoid(keep) * state[1] + sigmoid(write) * np.tanh(candidate)
+    return [sigmoid(show) * np.tanh(memory), memory]
+
+
+def read_recurrently(
+    cell: str, params: Tree, inputs: np.ndarray, segments: np.ndarray, *, reverse: bool = False
+) -> np.ndarray:
+    """The output h of a cell at every real row, zeros at padding: each segment is read on its own."""
+    outputs = np.zeros(inputs.shape)
+    for b in range(inputs.shape[0]):
+        for segment in set(np.asarray(segments)[b].tolist()) - {0}:
+            rows = [t for t in range(inputs.shape[1]) if segments[b, t] == segment]
+            state = [np.zeros(inputs.shape[2])] * (2 if cell == 'lstm' else 1)
+            for t in reversed(rows) if reverse else rows:
+                w = params['input_kernel']
+                gates = np.stack([inputs[b, t] @ w[:, g] + params['bias'][g] for g in range(w.shape[1])])
+                state = recurrent_step(cell, gates, params['recurrent_kernel'], state)
+                outputs[b, t] = state[0]
+    return outputs
+
+
+def recurrence(cell: str, params: Tree, inputs: np.ndarray, segments: np.ndarray) -> np.ndarray:
+    """A recurrent layer: one way, or where there are parameters of a way back, both and a linear map of the two."""
+    forward = read_recurrently(cell, params['forward'], inputs, segments)
+    if 'backward' not in params:
+        return forward
+    backward = read_recurrently(cell, params['backward'], inputs, segments, reverse=True)
+    return np.concatenate([forward, backward], axis=-1) @ params['output']['kernel']
+
+
+def convolution(
+    params: Tree, inputs: np.ndarray, segments: np.ndarray, dilation: int, *, causal: bool, gated: bool = False
+) -> np.ndarray:
+    """Zeros at padding. Place j of K looks j - (K - 1) rows away if causal, else j - K // 2, times the dilation."""
+    width = len(params['depthwise'] if 'depthwise' in params else params['kernel'])
+    outputs = np.zeros((*inputs.shape[:2], len(params['bias'])))
+    for b, t in np.ndindex(inputs.shape[:2]):
+        if segments[b, t] == 0:
+            continue
+        for j in range(width):
+            s = t + (j - (width - 1 if causal else width // 2)) * dilation
+            if 0 <= s < inputs.shape[1] and segments[b, s] == segments[b, t]:
+                if 'depthwise' in params:
+                    outputs[b, t] += (inputs[b, s] * params['depthwise'][j]) @ params['pointwise']
+                else:
+                    outputs[b, t] += inputs[b, s] @ params['kernel'][j]
+        outputs[b, t] += params['bias']
+    if not gated:
+        return outputs
+    values, gates = np.split(outputs, 2, axis=-1)
+    return values * sigmoid(gates) * (np.asarray(segments) > 0)[..., None]

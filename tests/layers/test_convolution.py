@@ -39,29 +39,6 @@ def make_layer(
     return layer, {name: rng.normal(size=shape) for name, shape in (shapes | {'bias': (outputs,)}).items()}
 
 
-def mix_in_loops(
-    params: Any, inputs: np.ndarray, segments: np.ndarray, dilation: int, *, causal: bool, gated: bool = False
-) -> np.ndarray:
-    """Zeros at padding. Place j of K looks j - (K - 1) rows away when causal, else j - K // 2, times the dilation."""
-    width = len(params['depthwise'] if 'depthwise' in params else params['kernel'])
-    outputs = np.zeros((*inputs.shape[:2], len(params['bias'])))
-    for b, t in np.ndindex(inputs.shape[:2]):
-        if segments[b, t] == 0:
-            continue
-        for j in range(width):
-            s = t + (j - (width - 1 if causal else width // 2)) * dilation
-            if 0 <= s < inputs.shape[1] and segments[b, s] == segments[b, t]:
-                if 'depthwise' in params:
-                    outputs[b, t] += (inputs[b, s] * params['depthwise'][j]) @ params['pointwise']
-                else:
-                    outputs[b, t] += inputs[b, s] @ params['kernel'][j]
-        outputs[b, t] += params['bias']
-    if not gated:
-        return outputs
-    values, gates = np.split(outputs, 2, axis=-1)
-    return values / (1 + np.exp(-gates))
-
-
 def make_mask(segments: np.ndarray) -> Mask:
     positions = jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape)
     return Mask(jnp.asarray(segments), jnp.asarray(segments), positions, positions, aligned=True)
@@ -84,11 +61,11 @@ def test_values_and_gradients_equal_the_loops(case: dict[str, Any]) -> None:
         return (outputs * probe).sum(), outputs
 
     gradients, outputs = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(*to_float32((params, inputs)))
-    expected = mix_in_loops(params, inputs, SEGMENTS, case['dilation'], **options)
+    expected = oracles.convolution(params, inputs, SEGMENTS, case['dilation'], **options)
     oracles.assert_close(np.asarray(outputs)[real], expected[real])
 
     def in_loops(params: Any, inputs: np.ndarray) -> float:
-        return float((mix_in_loops(params, inputs, SEGMENTS, case['dilation'], **options) * probe).sum())
+        return float((oracles.convolution(params, inputs, SEGMENTS, case['dilation'], **options) * probe).sum())
 
     for name, own in {**params, 'inputs': inputs}.items():
         direction = rng.normal(size=own.shape)
@@ -159,7 +136,7 @@ def test_the_dilation_grows_by_layer() -> None:
     real = SEGMENTS > 0
     for index, dilation in enumerate([1, 2, 4, 8, 16]):
         assert dilation_of(layer.config, index) == dilation
-        expected = mix_in_loops(params, inputs, SEGMENTS, dilation, causal=True)
+        expected = oracles.convolution(params, inputs, SEGMENTS, dilation, causal=True)
         oracles.assert_close(np.asarray(run(index))[real], expected[real])
     with pytest.raises(ValueError, match='must be told its index'):
         layer.apply({'params': to_float32(params)}, jnp.float32(inputs), make_mask(SEGMENTS), method='mix')
@@ -190,7 +167,7 @@ def test_reading_in_pieces_equals_reading_at_once(case: dict[str, Any]) -> None:
         whole = np.concatenate([prefix[b, : lengths[b]], more[:, b, w]])[None]
         segments = np.ones(whole.shape[:2], np.int32)
         gated = case.get('gated', False)
-        expected = mix_in_loops(params, whole, segments, case['dilation'], causal=True, gated=gated)
+        expected = oracles.convolution(params, whole, segments, case['dilation'], causal=True, gated=gated)
         oracles.assert_close(np.concatenate(results[b][w])[None], expected)
 
 

@@ -18,49 +18,6 @@ B, T, D = 3, 7, 5
 SEGMENTS = np.array([[1, 1, 1, 2, 2, 0, 0], [0, 0, 1, 1, 1, 1, 1], [1, 1, 0, 2, 3, 3, 0]], np.int32)
 
 
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-x))
-
-
-def step_in_loops(cell: str, params: Any, x: np.ndarray, state: list[np.ndarray]) -> list[np.ndarray]:
-    """One row `[D]` by the equations, from the parameters W `[D, G, D]`, U `[D, G, D]` and b `[G, D]`."""
-    w, u, b = (params[name] for name in ('input_kernel', 'recurrent_kernel', 'bias'))
-
-    def gate(index: int, h: np.ndarray) -> np.ndarray:
-        return x @ w[:, index] + h @ u[:, index] + b[index]
-
-    h = state[0]
-    if cell == 'rnn':
-        return [np.tanh(gate(0, h))]
-    if cell == 'gru':
-        update, reset = sigmoid(gate(0, h)), sigmoid(gate(1, h))
-        return [(1 - update) * h + update * np.tanh(gate(2, reset * h))]
-    write, keep, show = sigmoid(gate(0, h)), sigmoid(gate(1, h)), sigmoid(gate(3, h))
-    memory = keep * state[1] + write * np.tanh(gate(2, h))
-    return [show * np.tanh(memory), memory]
-
-
-def read_in_loops(cell: str, params: Any, inputs: np.ndarray, segments: np.ndarray, *, reverse: bool) -> np.ndarray:
-    """The outputs h at every real row, zeros at padding: each segment is read on its own."""
-    outputs = np.zeros(inputs.shape)
-    for b in range(inputs.shape[0]):
-        for segment in set(segments[b]) - {0}:
-            rows = [t for t in range(inputs.shape[1]) if segments[b, t] == segment]
-            state = [np.zeros(inputs.shape[2]) for _ in range(CELLS[cell].num_states)]
-            for t in reversed(rows) if reverse else rows:
-                state = step_in_loops(cell, params, inputs[b, t], state)
-                outputs[b, t] = state[0]
-    return outputs
-
-
-def mix_in_loops(cell: str, params: Any, inputs: np.ndarray, segments: np.ndarray) -> np.ndarray:
-    forward = read_in_loops(cell, params['forward'], inputs, segments, reverse=False)
-    if 'backward' not in params:
-        return forward
-    backward = read_in_loops(cell, params['backward'], inputs, segments, reverse=True)
-    return np.concatenate([forward, backward], axis=-1) @ params['output']['kernel']
-
-
 def make_layer(cell: str, *, causal: bool, dtype: str = 'float32') -> tuple[Recurrence, Any]:
     """The layer, and parameters of which none is zero."""
     layer = Recurrence(RecurrenceConfig(cell=cell), D, jnp.dtype(dtype), causal)
@@ -101,7 +58,7 @@ def test_values_and_gradients_equal_the_loops(cell: str, causal: bool) -> None:
     arguments = to_float32((params, inputs))
     gradients, outputs = jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(*arguments)
     real = SEGMENTS > 0
-    oracles.assert_close(np.asarray(outputs)[real], mix_in_loops(cell, params, inputs, SEGMENTS)[real])
+    oracles.assert_close(np.asarray(outputs)[real], oracles.recurrence(cell, params, inputs, SEGMENTS)[real])
     leaves, tree = jax.tree.flatten((params, inputs))
     for index, gradient in enumerate(jax.tree.leaves(gradients)):
         direction = rng.choice([-1.0, 1.0], size=gradient.shape)
@@ -109,7 +66,7 @@ def test_values_and_gradients_equal_the_loops(cell: str, causal: bool) -> None:
         def moved(step: float, index: int = index, direction: np.ndarray = direction) -> float:
             changed = [leaf + step * direction if i == index else leaf for i, leaf in enumerate(leaves)]
             own, inputs = jax.tree.unflatten(tree, changed)
-            return float((mix_in_loops(cell, own, inputs, SEGMENTS) * probe).sum())
+            return float((oracles.recurrence(cell, own, inputs, SEGMENTS) * probe).sum())
 
         expected = (moved(1e-6) - moved(-1e-6)) / 2e-6
         assert abs((np.float64(gradient) * direction).sum() - expected) <= 1e-5 * np.abs(gradient).sum()
@@ -179,7 +136,7 @@ def test_reading_in_pieces_equals_reading_at_once(cell: str) -> None:
             results[b][w].append(outputs[b, w : w + 1])
     for b, w in np.ndindex(B, width):
         whole = np.concatenate([prefix[b, : lengths[b]], more[:, b, w]])[None]
-        expected = read_in_loops(
+        expected = oracles.read_recurrently(
             cell, oracles.to_float64(params)['forward'], whole, np.ones(whole.shape[:2]), reverse=False
         )
         oracles.assert_close(np.concatenate(results[b][w])[None], expected)
@@ -203,7 +160,7 @@ def test_bfloat16_keeps_its_state_in_float32() -> None:
     outputs = layer.apply({'params': to_float32(params)}, inputs, make_mask(SEGMENTS), method='mix')
     assert outputs.dtype == jnp.bfloat16
     real = SEGMENTS > 0
-    oracles.assert_close(np.asarray(outputs)[real], mix_in_loops('lstm', params, inputs, SEGMENTS)[real], 2e-2)
+    oracles.assert_close(np.asarray(outputs)[real], oracles.recurrence('lstm', params, inputs, SEGMENTS)[real], 2e-2)
 
 
 def test_a_prefix_that_sees_both_ways_is_refused() -> None:

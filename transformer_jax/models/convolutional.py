@@ -4,6 +4,8 @@ Each layer is a gated convolution with a residual connection; each decoder layer
 convolution. Sums of two are scaled by sqrt(0.5), and what attention finds by sqrt(m) for m source subwords, so that
 variances stay.
 
+Sublayers of the Transformer have no counterpart here: `d_ff`, `activation`, `norm` and their like mean nothing.
+
 Deviation: there is no weight normalisation and no scaling of the encoder's gradients; attention scores are divided by
 sqrt(d_model) unless `attention.scale` is None. Positions are those of the config: the paper's are 'learned'.
 """

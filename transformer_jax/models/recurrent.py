@@ -8,6 +8,8 @@ source, the state before the vocabulary projection is
 - `bahdanau`: the same, c what additive attention by the lowest layer's previous state finds, and an input of the step;
 - `luong`: tanh(W [c; s]), c what attention by s itself finds; it is an input of the next step (input feeding).
 
+Sublayers of the Transformer have no counterpart here: `d_ff`, `activation`, `norm` and their like mean nothing.
+
 Deviation: a tanh in place of Bahdanau's maxout, and s after the step in place of before it; the fixed vector is of both
 directions.
 """
@@ -175,8 +177,11 @@ def check_recurrent(config: ModelConfig) -> None:
             "positions: set it to 'none'"
         )
     attends = "family 'recurrent' has the attention that config.model.recurrence.attention names, of one head"
-    names = ('kind', 'scale', 'window', 'window_right', 'num_global', 'num_kv_heads', 'value_dim', 'dropout_rate')
-    ignored = {f'attention.{name}': attends for name in (*names, 'score_dim')}
+    names = (
+        'kind', 'scale', 'window', 'window_right', 'num_global', 'num_kv_heads', 'value_dim', 'dropout_rate',
+        'use_bias', 'score_dim',
+    )  # fmt: skip
+    ignored = {f'attention.{name}': attends for name in names}
     ignored |= dict.fromkeys(('encoder_self', 'decoder_self', 'cross'), attends)
     ignored |= dict.fromkeys(('encoder_mixing', 'decoder_mixing'), "family 'recurrent' has no such layers")
     ignored['convolution'] = "family 'recurrent' has no convolutions"
