@@ -88,7 +88,7 @@ def find(
         config=config,
         causal=mask.causal,
         cross=q.shape[1] != k.shape[1],
-        packed=True,
+        packed=False,  # the config has been checked for that
         terms=terms is not None,
         compute_dtype=str(q.dtype),
         platform=jax.default_backend(),

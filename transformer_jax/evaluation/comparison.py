@@ -75,6 +75,8 @@ def divergence(trained: Model, other: Model, params: Params, batches: Iterable[H
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _batch_divergence(trained: Model, other: Model, params: Params, batch: Batch) -> tuple[Float[Array, ''], Array]:
+    keys = jax.random.split(jax.random.key(0, impl='threefry2x32'), len(batch.inputs))
+    batch = trained.objective(batch, keys)
     hidden = [model.hidden(params, batch) for model in (trained, other)]
     real = (batch.target_segment_ids > 0).reshape(-1)
     width = hidden[0].shape[-1]
