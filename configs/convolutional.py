@@ -22,38 +22,14 @@ def get_config(arg: str | None = None) -> ConfigDict:
     arguments = parse_arguments(arg, kernel='plain', size='tiny', recipe='paper', level='quickstart')
     if arguments.kernel not in ('plain', 'separable'):
         raise ConfigError(f"kernel is {arguments.kernel!r}; it must be one of 'plain', 'separable'")
-    config = to_config_dict(apply(Config(), size=arguments.size, recipe=arguments.recipe))
+    config = to_config_dict(apply(Config(), size=arguments.size, recipe=arguments.recipe, level=arguments.level))
 
     config.model.family = 'convolutional'
     config.model.convolution.kernel_width = 5  # two layers see 9 subwords
     config.model.convolution.separable = arguments.kernel == 'separable'
     config.model.positions = 'learned'  # Gehring et al., section 3.1
     config.model.attention.use_bias = False  # recipes set it for the Transformer
-    config.model.max_length = 128
-
-    config.data.source = 'grammar'
-    config.data.grammar.level = arguments.level
-    config.data.batching = 'packing'
-    config.data.max_length = 32
-    config.data.batch_tokens = 2048
-    config.vocabulary.size = 1200
 
     config.optimizer.clip_norm = 1.0
-    config.optimizer.schedule.name = 'cosine'
-    config.optimizer.schedule.peak = 3e-3
-    config.optimizer.schedule.warmup_steps = 150
-    config.train.steps = 1200
 
-    config.evaluation.every_steps = 600
-    config.evaluation.max_pairs = 200
-    config.evaluation.bleu = False  # translations come after training
-    config.evaluation.score = 'loss'
-    config.checkpoint.every_steps = 600
-    if arguments.level == 'full':
-        config.data.grammar.num_train = 200_000
-        config.data.max_length = 64
-        config.data.batch_tokens = 4096
-        config.vocabulary.size = 2000
-        config.train.steps = 4000
-        config.evaluation.every_steps = config.checkpoint.every_steps = 1000
     return config

@@ -21,28 +21,11 @@ from transformer_jax.recipes import apply
 
 def get_config(arg: str | None = None) -> ConfigDict:
     arguments = parse_arguments(arg, task='translation', size='tiny', recipe='paper')
-    config = to_config_dict(apply(Config(), size=arguments.size, recipe=arguments.recipe))
+    config = to_config_dict(apply(Config(), size=arguments.size, recipe=arguments.recipe, level='quickstart'))
 
     config.model.family = 'decoder_only'
     config.model.decoder_only.task = arguments.task
-    config.model.max_length = 128
 
-    config.data.source = 'grammar'
-    config.data.batching = 'packing'
-    config.data.max_length = 32
-    config.data.batch_tokens = 2048
-    config.vocabulary.size = 1200
-
-    config.optimizer.schedule.name = 'cosine'
-    config.optimizer.schedule.peak = 3e-3
-    config.optimizer.schedule.warmup_steps = 150
-    config.train.steps = 900
-
-    config.evaluation.every_steps = 450
-    config.evaluation.max_pairs = 200
-    config.evaluation.bleu = False  # translations come after training; a language model has none
-    config.evaluation.score = 'loss'
-    config.checkpoint.every_steps = 450
     if arguments.task == 'translation':
         config.model.num_decoder_layers *= 2
     else:

@@ -22,7 +22,9 @@ from transformer_jax.recipes import apply
 def get_config(arg: str | None = None) -> ConfigDict:
     arguments = parse_arguments(arg, size='tiny', recipe='paper', folder=None, source='en', target='de')
     is_bert = arguments.size == 'bert_base'
-    config = to_config_dict(apply(Config(), size='base' if is_bert else arguments.size, recipe=arguments.recipe))
+    config = to_config_dict(
+        apply(Config(), size='base' if is_bert else arguments.size, recipe=arguments.recipe, level='quickstart')
+    )
 
     config.model.family = 'encoder_only'
     config.model.positions = 'learned'
@@ -30,31 +32,18 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.model.attention.use_bias = True
     config.model.output_bias = True
     config.model.scale_embedding = False
-    config.model.max_length = 128
 
     config.source_language = arguments.source
     config.target_language = arguments.target
-    config.data.source = 'grammar'
-    config.data.batching = 'packing'
-    config.data.max_length = 32
-    config.data.batch_tokens = 2048
-    config.vocabulary.size = 1200
     if arguments.folder is not None:
         config.data.source = 'text_files'
         for split, name in (('train', 'train'), ('validation', 'valid'), ('test', 'test')):
             for side in ('source', 'target'):
                 config.data.text_files[f'{split}_{side}'] = f'{arguments.folder}/{name}.{getattr(arguments, side)}'
 
-    config.optimizer.schedule.name = 'cosine'
     config.optimizer.schedule.peak = 2e-3
-    config.optimizer.schedule.warmup_steps = 150
-    config.train.steps = 900
     config.train.label_smoothing = 0.0
 
-    config.evaluation.every_steps = 450
-    config.evaluation.bleu = False  # nothing is translated
-    config.evaluation.score = 'loss'
-    config.checkpoint.every_steps = 450
     if is_bert:
         _as_bert_base(config)
     return config

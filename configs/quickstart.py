@@ -19,31 +19,4 @@ from transformer_jax.recipes import apply
 
 def get_config(arg: str | None = None) -> ConfigDict:
     arguments = parse_arguments(arg, size='tiny', recipe='paper', level='quickstart')
-    config = to_config_dict(apply(Config(), size=arguments.size, recipe=arguments.recipe))
-
-    config.data.source = 'grammar'
-    config.data.grammar.level = arguments.level
-    config.data.batching = 'packing'  # one shape, so one program to compile
-    config.data.max_length = 32
-    config.data.batch_tokens = 2048
-    config.vocabulary.size = 1200
-
-    config.model.max_length = 128
-    config.optimizer.schedule.name = 'cosine'  # down to 0: the paper's formula would still be high after 900 updates
-    config.optimizer.schedule.peak = 3e-3
-    config.optimizer.schedule.warmup_steps = 150
-    config.train.steps = 900
-
-    config.evaluation.every_steps = 450
-    config.evaluation.max_pairs = 200
-    config.evaluation.bleu = False  # translations come after training
-    config.evaluation.score = 'loss'
-    config.checkpoint.every_steps = 450
-    if arguments.level == 'full':  # a larger lexicon, longer sentences and more constructions at once
-        config.data.grammar.num_train = 200_000
-        config.data.max_length = 64
-        config.data.batch_tokens = 4096
-        config.vocabulary.size = 2000
-        config.train.steps = 4000
-        config.evaluation.every_steps = config.checkpoint.every_steps = 1000
-    return config
+    return to_config_dict(apply(Config(), size=arguments.size, recipe=arguments.recipe, level=arguments.level))

@@ -20,7 +20,7 @@ from transformer_jax.recipes import apply
 
 def get_config(arg: str | None = None) -> ConfigDict:
     arguments = parse_arguments(arg, attention='bahdanau', cell='gru', size='tiny', recipe='paper', level='quickstart')
-    config = to_config_dict(apply(Config(), size=arguments.size, recipe=arguments.recipe))
+    config = to_config_dict(apply(Config(), size=arguments.size, recipe=arguments.recipe, level=arguments.level))
 
     config.model.family = 'recurrent'
     config.model.recurrence.attention = arguments.attention
@@ -30,31 +30,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.model.positions = 'none'
     config.model.attention.dropout_rate = 0.0  # recipes set this and the next for the Transformer
     config.model.attention.use_bias = False
-    config.model.max_length = 128
-
-    config.data.source = 'grammar'
-    config.data.grammar.level = arguments.level
-    config.data.batching = 'packing'
-    config.data.max_length = 32
-    config.data.batch_tokens = 2048
-    config.vocabulary.size = 1200
 
     config.optimizer.clip_norm = 1.0  # gradients through time explode: Pascanu et al. 2013
-    config.optimizer.schedule.name = 'cosine'
-    config.optimizer.schedule.peak = 3e-3
-    config.optimizer.schedule.warmup_steps = 150
-    config.train.steps = 1200
 
-    config.evaluation.every_steps = 600
-    config.evaluation.max_pairs = 200
-    config.evaluation.bleu = False  # translations come after training
-    config.evaluation.score = 'loss'
-    config.checkpoint.every_steps = 600
-    if arguments.level == 'full':
-        config.data.grammar.num_train = 200_000
-        config.data.max_length = 64
-        config.data.batch_tokens = 4096
-        config.vocabulary.size = 2000
-        config.train.steps = 4000
-        config.evaluation.every_steps = config.checkpoint.every_steps = 1000
     return config

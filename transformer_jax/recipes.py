@@ -1,6 +1,7 @@
-"""Named sets of config changes: `SIZES` of the model; `RECIPES` that set each fidelity choice as a known system does.
+"""Named sets of config changes: `SIZES` of the model; `RECIPES` that set each fidelity choice as a known system does;
+`LEVELS` of the built-in task.
 
-Both are expanded by a config file's `get_config` (`size=`, `recipe=`) and leave no trace but the fields they set.
+All are expanded by a config file's `get_config` (`size=`, `recipe=`, `level=`) and leave no trace but what they set.
 """
 
 import difflib
@@ -135,10 +136,48 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
 }
 
+# The built-in task: its text, and a training of minutes on a CPU that every family of models learns it by.
+_BUILT_IN: dict[str, Any] = {
+    'data.source': 'grammar',
+    'data.grammar.level': 'quickstart',
+    'data.batching': 'packing',  # one shape, so one program to compile
+    'data.max_length': 32,
+    'data.batch_tokens': 2048,
+    'vocabulary.size': 1200,
+    'model.max_length': 128,
+    'optimizer.schedule.name': 'cosine',  # down to 0: the paper's formula would still be high after so few updates
+    'optimizer.schedule.peak': 3e-3,
+    'optimizer.schedule.warmup_steps': 150,
+    'train.steps': 900,
+    'evaluation.every_steps': 450,
+    'evaluation.max_pairs': 200,
+    'evaluation.bleu': False,  # translations come after training
+    'evaluation.score': 'loss',
+    'checkpoint.every_steps': 450,
+}
+LEVELS: dict[str, dict[str, Any]] = {
+    'quickstart': _BUILT_IN,
+    # A larger lexicon, longer sentences and more constructions at once.
+    'full': _BUILT_IN
+    | {
+        'data.grammar.level': 'full',
+        'data.grammar.num_train': 200_000,
+        'data.max_length': 64,
+        'data.batch_tokens': 4096,
+        'vocabulary.size': 2000,
+        'train.steps': 4000,
+        'evaluation.every_steps': 1000,
+        'checkpoint.every_steps': 1000,
+    },
+}
 
-def apply(config: Config, *, size: str | None = None, recipe: str | None = None) -> Config:
-    """The config with a recipe and then a size applied; None changes nothing. Raises `ConfigError` for other names."""
-    for name, word, table in ((recipe, 'recipe', RECIPES), (size, 'size', SIZES)):
+
+def apply(config: Config, *, size: str | None = None, recipe: str | None = None, level: str | None = None) -> Config:
+    """The config with a recipe, a size and a level of the built-in task applied, in this order; None changes nothing.
+
+    Raises `ConfigError` for other names.
+    """
+    for name, word, table in ((recipe, 'recipe', RECIPES), (size, 'size', SIZES), (level, 'level', LEVELS)):
         if name is not None:
             config = overlay(config, _look_up(name, word, table))
     return config
