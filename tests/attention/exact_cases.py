@@ -53,6 +53,13 @@ def cross_mask(layout: str, **rules: Any) -> Mask:
     return Mask(*map(jnp.asarray, (q[0], k[0], q[1], k[1])), **rules)
 
 
+def later_queries() -> Mask:
+    """The last T of S positions look back at them all, as in decoding with a cache."""
+    keys = jnp.ones((B, S), jnp.int32).at[1, :9].set(0)
+    positions = jnp.broadcast_to(jnp.arange(S), (B, S))
+    return Mask(keys[:, S - T :], keys, positions[:, S - T :], positions, causal=True)
+
+
 def key_by_key(layout: str) -> Mask:
     """A third of the keys, at random."""
     allowed = np.random.default_rng(7).random((B, T, S)) < 1 / 3
@@ -76,6 +83,7 @@ COMMON: dict[str, Callable[[], Mask]] = {
 }
 FURTHER: dict[str, Callable[[], Mask]] = {
     'causal, not aligned': lambda: self_mask('packed', causal=True),
+    'causal, later queries': later_queries,
     'window, not aligned': lambda: self_mask('left', window=(3, 1)),
     'globals': lambda: self_mask('packed', window=(2, 2), num_global=2, aligned=True),
     'causal globals': lambda: self_mask('left', causal=True, window=(2, 0), num_global=1),
@@ -151,12 +159,14 @@ def compute(
 ) -> Computed:
     """Output and gradients of `(q, k, v, mask, options) -> (output, ...)`; `settings` are of `AttentionConfig`."""
     wanted = {name: jnp.asarray(array, dtype) for name, array in arrays.items() if name != 'd_output'}
-    gradients, output = _run(function, AttentionConfig(**settings), wanted, mask, jnp.float32(arrays['d_output']))
+    gradients, output = run(function, AttentionConfig(**settings), wanted, mask, jnp.float32(arrays['d_output']))
     return Computed(output, gradients)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))  # one program for all masks of one kind
-def _run(function: Callable, config: AttentionConfig, wanted: dict[str, Any], mask: Mask, probe: Any) -> Any:
+@functools.partial(jax.jit, static_argnums=(0, 1), compiler_options={'xla_backend_optimization_level': 0})
+def run(function: Callable, config: AttentionConfig, wanted: dict[str, Any], mask: Mask, probe: Any) -> Any:
+    """Gradients and output: one program for all masks of one kind."""
+
     def loss(wanted: dict[str, Any]) -> Any:
         options = Options(config, scale=H**-0.5, bias=wanted.get('bias'))
         output = function(wanted['q'], wanted['k'], wanted['v'], mask, options)[0]

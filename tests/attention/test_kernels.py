@@ -2,7 +2,6 @@
 cuDNN's call by what it asks of `jax.nn.dot_product_attention`, computed by XLA.
 """  # fmt: skip
 
-import functools
 import math
 import sys
 from typing import Any
@@ -102,10 +101,12 @@ def test_kernels_run_on_each_shard_of_the_batch() -> None:
     expected = cases.compute(pallas, mask, arrays, block_size=16)
     mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
     with jax.set_mesh(mesh):
-        rows = jax.device_put((arrays, mask), jax.NamedSharding(mesh, jax.P('data')))
-        program = jax.jit(functools.partial(cases.compute, pallas, block_size=16))
-        ours = program(rows[1], rows[0])
+        rows = jax.device_put((mask, arrays), jax.NamedSharding(mesh, jax.P('data')))
+        ours = cases.compute(pallas, *rows, block_size=16)
+        probe = rows[1].pop('d_output')
+        program = cases.run.lower(pallas, AttentionConfig(block_size=16), rows[1], rows[0], probe).compile()
     assert len(ours.output.sharding.device_set) == 8
+    assert 'all-gather' not in program.as_text()
     for one, other in zip(*map(jax.tree.leaves, (ours, expected)), strict=True):
         oracles.assert_close(one, np.asarray(other), 1e-6)
 
@@ -117,8 +118,9 @@ def test_a_block_beyond_reach_is_not_visited() -> None:
     ones = jnp.ones((1, 64), jnp.int32)
     x = jnp.ones((1, 64, 1, 16))
     kernel = Kernel(1.0, (8, 0), 16, 16, interpret=True)
-    far = flash_attention(kernel, x[:, 32:], x.at[:, 32:].set(jnp.nan), x.at[:, 32:].set(jnp.nan), ones[:, 32:], ones)
-    assert np.isfinite(far).all()
+    early, late = x.at[:, :16].set(jnp.nan), x.at[:, 48:].set(jnp.nan)
+    assert np.isfinite(flash_attention(kernel, x, early, early, ones, ones)[:, 32:]).all()
+    assert np.isfinite(flash_attention(kernel, x, late, late, ones, ones)[:, :48]).all()
 
 
 def make_use(**changes: Any) -> Use:
@@ -194,14 +196,10 @@ def test_gpu_kernels_lower_without_a_gpu() -> None:
         pytest.skip('jax 0.10 knows no GPU by name alone')
     device = jax.sharding.AbstractDevice(device_kind='NVIDIA H100 80GB HBM3', num_cores=None, platform='gpu')
     mask = cases.self_mask('packed', causal=True, window=(9, 0), aligned=True)
-    arrays = without_bias(cases.make_arrays(mask))
-
-    def run(arrays: dict[str, Any]) -> Any:
-        return cases.compute(pallas, mask, arrays, jnp.bfloat16)
-
-    shapes = jax.eval_shape(lambda: jax.tree.map(jnp.float32, arrays))
+    arrays = {name: jnp.bfloat16(array) for name, array in without_bias(cases.make_arrays(mask)).items()}
+    probe = arrays.pop('d_output')
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
-        traced = jax.jit(run).trace(shapes)
+        traced = cases.run.trace(pallas, AttentionConfig(), arrays, mask, probe)
         with pytest.warns(DeprecationWarning, match='Triton'):
             lowered = traced.lower(lowering_platforms=('cuda',))
     assert lowered.as_text().count('xla.gpu.triton') >= 3  # output, gradient of the queries, gradient of the keys

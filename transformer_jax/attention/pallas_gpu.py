@@ -143,10 +143,9 @@ def _output_kernel(
     before, after = kernel.reach
     first, last = _blocks_within(q_start, kernel.q_block, before, after, kernel.k_block, k_ref.shape[0])
     total, top, normalizer = jax.lax.fori_loop(first, last, body, carry)
-    seen = normalizer > 0
-    divisor = jnp.where(seen, normalizer, 1.0)
+    divisor = jnp.where(normalizer > 0, normalizer, 1.0)
     output_ref[...] = (total / divisor[:, None]).astype(output_ref.dtype)
-    log_ref[...] = jnp.where(seen, top + jnp.log(divisor), -_LOWEST)
+    log_ref[...] = top + jnp.log(divisor)
 
 
 def _d_queries_kernel(
