@@ -79,7 +79,7 @@ def make_options(
 def find(
     q: Array, k: Array, mask: Mask, config: AttentionConfig, *, terms: PositionTerms | None, cached: bool
 ) -> Variant:
-    """The variant of a call. A few queries against a cache are best served by the kind's dense form, where it has one."""
+    """The variant of a call: a few queries against a cache take the dense form of the kind, where it has one."""
     own = variants_of(config.kind)
     if cached and 'dense' in own:
         return own['dense']
@@ -95,5 +95,6 @@ def find(
         decodes=cached,
         max_length=max(q.shape[1], k.shape[1]),
         prefix=mask.k_prefix is not None,
+        by_index=mask.aligned or not (mask.causal or mask.window is not None),
     )
     return own[choose(use)]

@@ -122,6 +122,8 @@ def check(use: Use) -> str | None:
     """Why the kernels can't serve a use, or None when they can."""
     if use.platform == 'cpu':
         return "the kernels run on TPU and GPU; on CPU impl='blockwise' computes the same"
+    if not use.by_index:
+        return "the kernels count positions by index, which this mask does not allow; impl='blockwise' does"
     size = use.config.block_size
     if use.platform == 'tpu' and size is not None and size % _LANES:
         return f'block_size is {size}; on TPU it must be a multiple of {_LANES}, or None'

@@ -69,6 +69,7 @@ class Use(NamedTuple):
     decodes: bool  # the model generates with a cache
     max_length: int
     prefix: bool = False
+    by_index: bool = True  # the mask may be taken by index: it is aligned, or neither causal nor a window
 
 
 class Variant(NamedTuple):
