@@ -28,6 +28,8 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.model.convolution.kernel_width = 5  # two layers see 9 subwords
     config.model.convolution.separable = arguments.kernel == 'separable'
     config.model.positions = 'learned'  # Gehring et al., section 3.1
+    config.model.scale_embedding = False  # small embeddings, and scores that are bare products
+    config.model.attention.scale = None
     config.model.attention.use_bias = False  # recipes set it for the Transformer
 
     config.optimizer.clip_norm = 1.0

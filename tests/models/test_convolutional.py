@@ -105,7 +105,8 @@ def test_logits_equal_the_loops(variant: str) -> None:
     oracles.assert_close(logits[REAL], Loops(params, model.config, START).logits(BATCH)[REAL], 1e-5)
 
 
-@pytest.mark.parametrize('variant', ['plain', pytest.param('separable, dilated', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('variant', ['plain', 'separable, dilated'])
 def test_gradients_equal_finite_differences_of_the_loops(variant: str) -> None:
     """In every parameter array along one random direction."""
     model = make_model(variant, num_decoder_layers=2)
@@ -147,6 +148,7 @@ def test_reading_through_the_cache_equals_reading_at_once(variant: str) -> None:
     search.step()
 
 
+@pytest.mark.slow
 def test_reorder_moves_the_past_inputs_and_nothing_of_the_source() -> None:
     search = Search(make_model('plain'), width=3, slots=4, limit=3e-5)
     search.step()
@@ -218,6 +220,7 @@ def test_any_kind_of_attention_finds_the_source() -> None:
         search.reorder()
 
 
+@pytest.mark.slow
 def test_it_learns_to_copy() -> None:
     model = make_model('plain', num_encoder_layers=1, num_decoder_layers=1)
     optimizer = optax.adam(1e-2)
