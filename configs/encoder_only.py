@@ -8,8 +8,8 @@ Data:      the English side of the pairs that a grammar of our own makes up; wit
 Command:   transformer-jax train --config=configs/encoder_only.py --run runs/masked
            transformer-jax evaluate --run runs/masked
 Hardware:  2 CPU cores (tiny)
-Time:      not yet measured
-Score:     not yet measured; `evaluate` gives accuracy and perplexity on what is masked
+Time:      5 min 35 s of a busy machine, 2 min 29 s of CPU time
+Score:     60.6 % of the masked subwords of 1,200 held-out lines restored, perplexity 4.44; BERT-base not yet measured
 """
 
 from ml_collections import ConfigDict
