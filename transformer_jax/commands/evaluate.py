@@ -40,7 +40,7 @@ def evaluate_run(
     if num_examples:
         _print_examples(folder, split, [pair.source for pair in corpus.pairs(split, num_examples)])
     print(result.format())
-    if run.model.config != run.trained_model.config:
+    if run.config.model != run.trained_config.model:
         trained = make_evaluator(run.config, run.trained_model, corpus, split)
         apart = divergence(run.trained_model, run.model, params, evaluator.batches())
         print(Comparison(trained(params), result, apart).format())

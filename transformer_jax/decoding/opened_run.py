@@ -30,6 +30,7 @@ class OpenedRun:
     config: Config  # with the caller's changes
     vocabulary: Vocabulary
     model: Model
+    trained_config: Config
     trained_model: Model  # `model`, but where the caller's changes swap its attention
 
     def load_params(
@@ -80,4 +81,4 @@ def open_run(
         models.build(one.model, vocab_size=vocabulary.size, start_id=vocabulary.start_id, execution=config.execution)
         for one in (config, stored)
     )
-    return OpenedRun(folder, config, vocabulary, model, trained)
+    return OpenedRun(folder, config, vocabulary, model, stored, trained)
