@@ -136,8 +136,8 @@ def _compare_with_oracle(case: _Case, oracle: Oracle | None) -> Iterator[Finding
     mask = case.mask()
     seen = visible(mask)
 
-    def ours(*arrays: Any) -> tuple[Array, Array]:
-        output = case.run(*arrays, mask)
+    def ours(q: Array, k: Array, v: Array, params: Any) -> tuple[Array, Array]:
+        output = case.run(q, k, v, params, mask)
         return (output * case.probe).sum(), output
 
     def theirs(q: Array, k: Array, v: Array, params: Any) -> tuple[Array, Array]:
@@ -197,8 +197,8 @@ def _check_rows_that_see_nothing(case: _Case) -> Finding:
     if not case.use.cross:
         mask = dataclasses.replace(mask, q_segments=mask.k_segments)
 
-    def loss(*arrays: Any) -> tuple[Array, Array]:
-        output = case.run(*arrays, mask)
+    def loss(q: Array, k: Array, v: Array, params: Any) -> tuple[Array, Array]:
+        output = case.run(q, k, v, params, mask)
         return (output * case.probe).sum(), output
 
     gradients, output = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True))(q, k, v, params)
@@ -214,8 +214,8 @@ def _check_padding_content(case: _Case) -> Finding:
     clean = case.arrays()
     dirty = (jnp.where(real_q, clean[0], jnp.nan), *(jnp.where(real_k, a, jnp.nan) for a in clean[1:3]), clean[3])
 
-    def loss(*arrays: Any) -> tuple[Array, Array]:
-        output = case.run(*arrays, mask)
+    def loss(q: Array, k: Array, v: Array, params: Any) -> tuple[Array, Array]:
+        output = case.run(q, k, v, params, mask)
         return jnp.where(real_q, output * case.probe, 0).sum(), jnp.where(real_q, output, 0)
 
     run = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True))

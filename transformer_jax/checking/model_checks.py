@@ -180,7 +180,9 @@ def _check_decoding(model: Model, params: Params, batch: Batch) -> Finding:
     @jax.jit
     def begin(params: Params) -> tuple[Array, Any]:
         memory = model.encode(params, batch.inputs, batch.input_segment_ids, batch.input_positions)
-        return model.prefill(params, inputs[:, :3], lengths, model.init_decode(params, memory, length + 3))
+        return model.prefill(
+            params, jnp.asarray(inputs[:, :3]), jnp.asarray(lengths), model.init_decode(params, memory, length + 3)
+        )
 
     step = jax.jit(model.decode_step)
     logits, cache = begin(params)
