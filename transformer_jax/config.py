@@ -150,6 +150,7 @@ class AttentionOverlayConfig:
     num_kv_heads: int | None = _count(None)
     head_dim: int | None = _count(None)
     value_dim: int | None = _count(None)
+    scale: str | None = option(None, choices=('inverse_sqrt',))
     window: int | None = _count(None)
     window_right: int | None = option(None, minimum=0)
     num_global: int | None = _count(None)

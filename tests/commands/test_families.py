@@ -56,6 +56,7 @@ def test_a_masked_language_model_is_evaluated_alike_each_time_and_translates_not
         assert len(error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_language_model_continues_each_prompt(trained, standard_input, capfd):
     folder = trained('language model')
     standard_input(b'a b\n\nc\n')

@@ -32,7 +32,9 @@ def params(model):
     return model.init(jax.random.key(1))
 
 
-@pytest.mark.parametrize('method', ['greedy', 'beam', pytest.param('sampling', marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    'method', ['beam', *(pytest.param(method, marks=pytest.mark.slow) for method in ('greedy', 'sampling'))]
+)
 def test_batch_size_order_and_neighbours_change_nothing(model, params, method):
     sources = random_sources(70, 1, longest=20, vocab_size=VOCAB)
     rng = jax.random.key(4)
@@ -118,7 +120,7 @@ def test_a_prefix_with_a_wide_beam_is_exhaustive_search_of_what_follows():
     assert best.log_probability == pytest.approx(total, abs=1e-5)
 
 
-@pytest.mark.parametrize('method', ['greedy', 'beam', 'sampling'])
+@pytest.mark.parametrize('method', ['greedy', 'beam', pytest.param('sampling', marks=pytest.mark.slow)])
 def test_limits_on_length_hold_and_specials_never_come(model, params, method):
     eager = dict(params, table=params['table'].at[..., [PAD, BOS]].add(4.0).at[..., EOS].add(2.0))
     sources = random_sources(40, 5, longest=12, vocab_size=VOCAB)
@@ -137,6 +139,7 @@ def test_limits_on_length_hold_and_specials_never_come(model, params, method):
         make_translator(model, params, min_length=64)
 
 
+@pytest.mark.slow
 def test_sampling_follows_its_settings(model, params):
     sources = random_sources(8, 6, vocab_size=VOCAB)
     greedy = make_translator(model, params, method='greedy').translate(sources)

@@ -192,7 +192,7 @@ def test_programs_are_compiled_once_and_follow_the_parameters(evaluator, params,
 
 
 def test_a_pair_scored_twice_or_never_is_an_error(evaluator, params, monkeypatch):
-    batches = list(evaluator._batches())
+    batches = list(evaluator.batches())
     for wrong, times in (([*batches, batches[1]], 2), (batches[1:], 0)):
         monkeypatch.setattr(evaluator_module, 'evaluation_batches', lambda *_, wrong=wrong, **__: iter(wrong))
         with pytest.raises(RuntimeError, match=f'was scored {times} times'):

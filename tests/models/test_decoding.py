@@ -99,7 +99,9 @@ class Search:
         return np.split(logits, len(self.sentences))
 
 
-@pytest.mark.parametrize('variant', VARIANTS)
+@pytest.mark.parametrize(
+    'variant', ['paper', *(pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS if name != 'paper')]
+)
 def test_one_token_at_a_time_equals_the_whole_target(variant: str) -> None:
     search = Search(make_model(variant), width=1, slots=STEPS)
     for _ in range(STEPS):
@@ -139,7 +141,7 @@ def test_a_cache_that_grows() -> None:
         search.reorder()
 
 
-@pytest.mark.parametrize('variant', ['paper', 'pre-norm'])
+@pytest.mark.parametrize('variant', [pytest.param('paper', marks=pytest.mark.slow), 'pre-norm'])
 @pytest.mark.parametrize('lengths', [[1, 1, 1, 1], [3, 1, 4, 2]])
 def test_a_forced_prefix_of_another_length_in_each_row(variant: str, lengths: list[int]) -> None:
     search = Search(make_model(variant), width=1, slots=10)

@@ -42,8 +42,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         'norm_order': 'pre',
         'convolution': ConvolutionConfig(dilation=2),
     },
-    'growing convolution, attention': {
+    'growing convolution': {
         'encoder_mixing': 'convolution',
+        'decoder_mixing': 'convolution',
         'convolution': ConvolutionConfig(dilation_growth=3, separable=True),
     },
     'attention, recurrence': {'decoder_mixing': 'recurrence'},

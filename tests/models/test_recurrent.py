@@ -343,6 +343,7 @@ def test_dropout_acts_between_layers_too() -> None:
     assert sum(masks) == 2 + 1 + 1 + 1  # embeddings of both sides, between two layers of each side, the output
 
 
+@pytest.mark.slow
 def test_it_learns_to_copy() -> None:
     model = make_model('bahdanau, gru', num_encoder_layers=1, num_decoder_layers=1)
     optimizer = optax.adam(1e-2)

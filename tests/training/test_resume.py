@@ -81,7 +81,7 @@ def test_the_uncut_run_meets_all_that_it_should(make_uncut: MakeUncut, toy: Toy)
     [
         (1, (4, 1, 2, 1)),
         pytest.param(1, (STEPS + 1,), marks=pytest.mark.slow),
-        (2, (7, 1)),
+        pytest.param(2, (7, 1), marks=pytest.mark.slow),
         pytest.param(1, (1, 4, 9, 1), marks=pytest.mark.slow),
         pytest.param(2, (1, 2, 1, 1, 2, 1), marks=pytest.mark.slow),
         pytest.param(2, (STEPS + 1,), marks=pytest.mark.slow),

@@ -137,7 +137,7 @@ class EncoderDecoder(Family):
 
     def _layer(self, params: Params, index: int, *args: Any, method: str) -> Any:
         """One decoder layer on its own, outside the scan: a decode unrolls the layers."""
-        layer = DecoderLayer(self.config, jnp.dtype(self.config.compute_dtype))
+        layer = DecoderLayer(self.config, jnp.dtype(self.config.compute_dtype), index)
         own = jax.tree.map(lambda stacked: stacked[index], params['decoder']['layers'])
         return layer.apply({'params': own}, *args, method=method)
 

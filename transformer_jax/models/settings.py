@@ -68,9 +68,4 @@ def check_mixing(config: ModelConfig, sides: Sequence[str]) -> None:
         refuse_inner_positions(config, reason)
         if mixings[side] == 'convolution':
             check_reach(config, getattr(config, f'num_{side}_layers'))
-            if side == 'decoder' and config.convolution.dilation_growth > 1:
-                raise ConfigError(
-                    f'config.model.convolution.dilation_growth is {config.convolution.dilation_growth}, which the '
-                    "decoder of a Transformer does not have; leave it 1, or use family 'convolutional'"
-                )
     refuse_ignored(config, ignored)
