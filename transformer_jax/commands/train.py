@@ -104,6 +104,12 @@ def _describe_run(config: Config, batches: TrainingBatches) -> dict[str, Any]:
     }
 
 
+def _describe_attention(config: Config) -> str:
+    """Which attention each use runs with here, after `auto` has been resolved."""
+    uses = models.uses_of_attention(config)
+    return 'attention: ' + (', '.join(f'{use.name} {use.config.kind}/{choose(use)}' for use in uses) or 'none')
+
+
 def _describe_batches(batches: TrainingBatches) -> str:
     shapes = ', '.join(f'{b.rows} x ({b.source_length} + {b.target_length})' for b in batches.buckets)
     return (
