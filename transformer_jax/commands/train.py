@@ -47,6 +47,7 @@ def train_run(config: Config, run_dir: str | os.PathLike[str]) -> int | None:
             ) as reporter,
         ):
             reporter.say(_describe_batches(batches))
+            reporter.say(_describe_attention(config))
             return train(config, model, batches, store, reporter, mesh, evaluate=evaluate)
 
 
