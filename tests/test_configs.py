@@ -4,12 +4,15 @@ import ast
 import importlib.util
 from pathlib import Path
 
+import jax
 import pytest
 
 import transformer_jax
 from transformer_jax import models
-from transformer_jax.config import Config, ConfigError, check
+from transformer_jax.config import Config, ConfigError, ExecutionConfig, MeshConfig, check
 from transformer_jax.overlay import config_from_dict, config_to_dict, load_config_file, overlay
+from transformer_jax.parallel.mesh import make_mesh
+from transformer_jax.parallel.rules import sharding_tree
 from transformer_jax.recipes import RECIPES, SIZES
 
 FOLDER = Path(transformer_jax.__file__).parent.parent / 'configs'
@@ -104,3 +107,23 @@ def sweep_points():
 @pytest.mark.parametrize(('base', 'changes'), list(sweep_points()))
 def test_every_point_of_a_sweep_is_a_config(base, changes):
     models.validate(overlay(base, changes))
+
+
+def placed(config):
+    """Where each parameter of a config's model lies on a mesh of one device."""
+    model = models.build(config.model, vocab_size=97, start_id=1, execution=ExecutionConfig(unroll=1))
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return sharding_tree(model.logical_axes(), shapes, make_mesh(MeshConfig(), jax.devices()[:1]))
+
+
+@pytest.mark.parametrize(('base', 'changes'), list(sweep_points()))
+def test_every_parameter_of_a_sweep_has_its_place_on_the_mesh(base, changes):
+    assert jax.tree.leaves(placed(overlay(base, changes)))
+
+
+@pytest.mark.parametrize(
+    'page', ['recurrent.py:attention=none,cell=lstm', 'recurrent.py:attention=luong', 'convolutional.py',
+             'encoder_only.py', 'decoder_only.py', 'decoder_only.py:task=language_model']
+)  # fmt: skip
+def test_every_parameter_of_a_family_has_its_place_on_the_mesh(page):
+    assert jax.tree.leaves(placed(load_config_file(f'{FOLDER / page}')))

@@ -15,6 +15,7 @@ RULES: dict[str, str | None] = {
     'vocab': None,
     'embed': None,
     'heads': None,
+    'kv_heads': None,
     'head_dim': None,
     'mlp': None,
 }
