@@ -6,6 +6,8 @@ import os
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['JAX_NUM_CPU_DEVICES'] = '8'
 os.environ.setdefault('JAX_NUMPY_RANK_PROMOTION', 'raise')
+# Most of a test's time is compiling, of programs that then run for milliseconds.
+os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import importlib.abc
