@@ -261,6 +261,7 @@ def test_the_ids_in_padding_change_nothing() -> None:
 
 def moved_by(model: Model, batch: Batch, method: str, offsets: Any) -> Any:
     """|d hidden / d offsets| summed over features; the offsets are added to what a method of the module returns."""
+    params = make_params(model)
 
     def run(offsets: Any) -> jax.Array:
         def add(function: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -268,7 +269,7 @@ def moved_by(model: Model, batch: Batch, method: str, offsets: Any) -> Any:
             return jax.tree.map(jnp.add, outputs, offsets) if context.method_name == method else outputs
 
         with nn.intercept_methods(add):
-            return model.hidden(make_params(model), jax.tree.map(jnp.asarray, batch))
+            return model.hidden(params, jax.tree.map(jnp.asarray, batch))
 
     return jax.tree.map(lambda a: np.abs(a).sum(axis=(0, 2, 3)), jax.jit(jax.jacobian(run))(offsets))
 
