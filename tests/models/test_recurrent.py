@@ -339,8 +339,9 @@ def test_dropout_acts_between_layers_too() -> None:
         masks.append(type(context.module).__name__ == 'Dropout')
         return function(*args, **kwargs)
 
+    params = make_params(model)
     with nn.intercept_methods(count):
-        jax.eval_shape(lambda rng: model.hidden(make_params(model), batch, dropout_rng=rng), jax.random.key(0))
+        jax.eval_shape(lambda rng: model.hidden(params, batch, dropout_rng=rng), jax.random.key(0))
     assert sum(masks) == 2 + 1 + 1 + 1  # embeddings of both sides, between two layers of each side, the output
 
 
