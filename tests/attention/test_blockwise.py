@@ -21,6 +21,7 @@ from transformer_jax.attention.blockwise import BLOCKWISE, choose_blocks
 from transformer_jax.attention.dense import dense_attention
 from transformer_jax.attention.mask import Mask
 from transformer_jax.attention.variant import Options
+from transformer_jax.checking import oracle
 from transformer_jax.config import AttentionConfig
 
 CASES = cases.COMMON | cases.FURTHER
@@ -294,19 +295,27 @@ def test_memory_grows_with_the_length_and_not_with_its_square() -> None:
 
 
 def test_a_loop_over_layers_with_remat() -> None:
-    mask = cases.self_mask('padded', aligned=True)
-    x = jnp.float32(np.random.default_rng(0).normal(size=(cases.B, cases.T, 2, 8)))
-    options = Options(AttentionConfig(block_size=7), scale=0.3)
+    """In float64, so that three layers leave no rounding that a wrong gradient could hide in."""
+    with jax.enable_x64(True):
+        mask = cases.self_mask('padded', aligned=True)
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(cases.B, cases.T, 2, 8)))
+        options = Options(AttentionConfig(block_size=7), scale=0.3)
 
-    def loss(function: Any, x: Any) -> Any:
-        @jax.checkpoint
-        def layer(x: Any, _: None) -> Any:
-            return x + function(x, x, x, mask, options)[0], None
+        def equation(q: Any, k: Any, v: Any, mask: Mask, options: Options) -> tuple[Any, None]:
+            return oracle.dot(
+                q * options.scale * 8**0.5, k, v, oracle.visible(mask), {}, AttentionConfig(head_dim=8)
+            ), None
 
-        return (jax.lax.scan(layer, x, length=3)[0] ** 2).sum()
+        def loss(function: Any, x: Any) -> Any:
+            @jax.checkpoint
+            def layer(x: Any, _: None) -> Any:
+                return x + function(x, x, x, mask, options)[0], None
 
-    ours, expected = (jax.jit(jax.grad(lambda x, f=f: loss(f, x)))(x) for f in (blockwise, dense_attention))
-    oracles.assert_close(ours, expected)
+            return (jax.lax.scan(layer, x, length=3)[0] ** 2).sum()
+
+        ours, expected = (jax.jit(jax.grad(lambda x, f=f: loss(f, x)))(x) for f in (blockwise, equation))
+        assert ours.dtype == jnp.float64
+        oracles.assert_close(ours, expected, 1e-12)
 
 
 def test_weights_are_refused_with_what_has_them() -> None:
