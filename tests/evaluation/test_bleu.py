@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from transformer_jax.evaluation.bleu import (
     chrf_score,
     exact_match,
     sacrebleu_score,
+    scores_by_length,
     split_bleu_score,
     split_compounds,
     tokenise_german,
@@ -168,6 +170,29 @@ def test_exact_match_by_phenomenon():
     assert match.by_phenomenon == {'long': 0, 'number': 100, 'order': pytest.approx(200 / 3)}
     assert match.num_lines_by_phenomenon == {'long': 1, 'number': 1, 'order': 3}
     assert match.num_lines == 5
+
+
+def test_scores_by_length_are_those_of_the_groups_as_corpora():
+    hypotheses, references = make_lines(7, 41)
+    numbers = np.random.default_rng(5).permutation(np.arange(41) % 23)
+    sources = [' '.join('x' * number) for number in numbers]
+    groups = scores_by_length(hypotheses, references, sources, edges=(3, 11))
+    assert [(group.min_words, group.max_words) for group in groups] == [(0, 2), (3, 10), (11, None)]
+    for group in groups:
+        top = np.inf if group.max_words is None else group.max_words
+        lines = [line for line, number in enumerate(numbers) if group.min_words <= number <= top]
+        chosen = [hypotheses[line] for line in lines], [references[line] for line in lines]
+        assert group.num_lines == len(lines) > 0
+        assert group.bleu == sacrebleu_score(*chosen).value
+        assert group.exact_match == exact_match(*chosen).value
+    assert sum(group.num_lines for group in groups) == 41
+
+
+def test_lengths_that_no_line_has_are_left_out_and_other_sources_refused():
+    (group,) = scores_by_length(['a b', 'c'], ['a b', 'd'], ['x ' * 9, 'x ' * 10])
+    assert (group.min_words, group.max_words, group.num_lines, group.exact_match) == (8, 11, 2, 50)
+    with pytest.raises(ValueError, match='2 hypotheses, but 1 sources'):
+        scores_by_length(['a', 'b'], ['a', 'b'], ['x'])
 
 
 def test_phenomena_of_other_lines_are_refused():

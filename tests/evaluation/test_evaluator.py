@@ -24,7 +24,7 @@ from transformer_jax.data.prepared import prepare
 from transformer_jax.data.vocabulary_training import train_vocabulary
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.evaluation import evaluator as evaluator_module
-from transformer_jax.evaluation.bleu import SPLIT_BLEU, chrf_score, sacrebleu_score
+from transformer_jax.evaluation.bleu import SPLIT_BLEU, chrf_score, sacrebleu_score, scores_by_length
 from transformer_jax.evaluation.evaluator import Evaluator, Result
 from transformer_jax.parallel.mesh import make_mesh
 
@@ -229,6 +229,8 @@ def test_translations_are_scored_against_raw_lines_and_saved(model, params, voca
     assert result.match is not None
     assert result.match.value == 20  # the blank line
     assert result.match.num_lines_by_phenomenon == {'odd': 2, 'short': 4}
+    assert result.by_length == scores_by_length(hypotheses, references, [pair.source for pair in pairs], 'de')
+    assert f'% exact match of {result.by_length[0].num_lines}' in result.format()
     for name, lines in (('hypotheses', hypotheses), ('references', references)):
         assert (tmp_path / 'out' / f'test.{name}.txt').read_bytes().decode() == ''.join(f'{line}\n' for line in lines)
     assert json.loads((tmp_path / 'out' / 'test.json').read_text()) == json.loads(json.dumps(result.to_dict()))

@@ -4,6 +4,7 @@ References are the raw lines of the file. sacreBLEU's API scores unequal or turn
 some), so every score here checks its two lists first.
 """
 
+import bisect
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from functools import cache
 from typing import Any
 
 SPLIT_BLEU = 'tokenised compound-split BLEU (paper protocol)'
+LENGTH_EDGES = (8, 12, 17, 25, 41)  # source words at which the next group of sentences begins
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,17 @@ class ExactMatch:
     num_lines: int
     by_phenomenon: dict[str, float] = field(default_factory=dict)
     num_lines_by_phenomenon: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LengthScore:
+    """The scores of the lines whose source has `min_words` to `max_words` words (`None` = any number more)."""
+
+    min_words: int
+    max_words: int | None
+    num_lines: int
+    bleu: float  # sacreBLEU of these lines as a corpus of their own
+    exact_match: float  # per cent
 
 
 def sacrebleu_score(hypotheses: Sequence[str], references: Sequence[str], target_language: str | None = None) -> Score:
@@ -106,6 +119,39 @@ def exact_match(
         {name: 100 * sum(rights) / len(rights) for name, rights in sorted(lines_of.items())},
         {name: len(rights) for name, rights in sorted(lines_of.items())},
     )
+
+
+def scores_by_length(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    sources: Sequence[str],
+    target_language: str | None = None,
+    *,
+    edges: Sequence[int] = LENGTH_EDGES,
+) -> tuple[LengthScore, ...]:
+    """Scores each group of sentences of similar length, shortest first; groups without a line are left out.
+
+    Args:
+        hypotheses: detokenised translations.
+        references: raw reference lines.
+        sources: what was translated; words are what whitespace parts.
+        target_language: as for `sacrebleu_score`.
+        edges: rising numbers of source words at which the next group begins.
+    """
+    check_lines(hypotheses, references)
+    if len(sources) != len(hypotheses):
+        raise ValueError(f'{len(hypotheses)} hypotheses, but {len(sources)} sources; there must be equally many')
+    groups: list[list[int]] = [[] for _ in range(len(edges) + 1)]
+    for line, source in enumerate(sources):
+        groups[bisect.bisect_right(edges, len(source.split()))].append(line)
+    starts, ends = (0, *edges), (*(edge - 1 for edge in edges), None)
+    scores = []
+    for start, end, lines in zip(starts, ends, groups, strict=True):
+        if lines:
+            chosen = [hypotheses[line] for line in lines], [references[line] for line in lines]
+            bleu = sacrebleu_score(*chosen, target_language).value
+            scores.append(LengthScore(start, end, len(lines), bleu, exact_match(*chosen).value))
+    return tuple(scores)
 
 
 def check_lines(hypotheses: Sequence[str], references: Sequence[str]) -> None:

@@ -19,11 +19,13 @@ from transformer_jax.data.vocabulary import Vocabulary
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.evaluation.bleu import (
     ExactMatch,
+    LengthScore,
     Score,
     check_lines,
     chrf_score,
     exact_match,
     sacrebleu_score,
+    scores_by_length,
     split_bleu_score,
 )
 from transformer_jax.models.interface import TRANSLATION, Model
@@ -34,7 +36,7 @@ from transformer_jax.shapes import Array, Int, Params
 
 @dataclass(frozen=True)
 class Result:
-    """What one evaluation found. `scores` and `match` are empty and None when nothing was translated."""
+    """What one evaluation found. `scores`, `by_length` and `match` are empty and None when nothing was translated."""
 
     split: str
     num_pairs: int
@@ -44,6 +46,7 @@ class Result:
     num_correct: int = 0  # subwords that the model found most probable where they were to be predicted
     predicts: str = TRANSLATION.predicts  # in words: what those subwords are
     scores: tuple[Score, ...] = ()
+    by_length: tuple[LengthScore, ...] = ()
     match: ExactMatch | None = None
 
     @property
@@ -92,11 +95,12 @@ class Result:
             'word_perplexity': self.word_perplexity,
             'accuracy': self.accuracy,
             'scores': [dataclasses.asdict(score) for score in self.scores],
+            'by_length': [dataclasses.asdict(score) for score in self.by_length],
             'exact_match': None if self.match is None else dataclasses.asdict(self.match),
         }
 
     def format(self) -> str:
-        """A few lines to read; the last ones are of the exact matches, overall and by phenomenon."""
+        """A few lines to read; the last ones are scores by sentence length, and exact matches by phenomenon."""
         num_words = f', {self.num_words:,} words' if self.num_words else ''
         words = '' if self.word_perplexity is None else f', {self.word_perplexity:.2f} a word'
         lines = [
@@ -106,6 +110,13 @@ class Result:
             f'accuracy: {100 * self.accuracy:.1f} % of these subwords',
             *(f'{score.name}: {score.value:.2f} ({score.signature})' for score in self.scores),
         ]
+        if self.by_length:
+            lines.append('by words of the source:')
+            lines += [
+                f'  {_words(score):<10} {score.bleu:6.2f} sacreBLEU, {score.exact_match:5.1f} % exact match of '
+                f'{score.num_lines:,}'
+                for score in self.by_length
+            ]
         if self.match is not None:
             lines.append(f'exact match: {self.match.value:.1f} %')
             width = max(map(len, self.match.by_phenomenon), default=0)
@@ -252,7 +263,12 @@ class Evaluator:
             scores.append(split_bleu_score(hypotheses, references))
         tagged = all(pair.info is not None and 'phenomena' in pair.info for pair in self._pairs)
         phenomena = [pair.info['phenomena'] for pair in self._pairs if pair.info is not None] if tagged else None
-        return {'scores': tuple(scores), 'match': exact_match(hypotheses, references, phenomena)}
+        sources = [pair.source for pair in self._pairs]
+        return {
+            'scores': tuple(scores),
+            'by_length': scores_by_length(hypotheses, references, sources, language),
+            'match': exact_match(hypotheses, references, phenomena),
+        }
 
     def _write(self, folder: epath.Path, result: Result, hypotheses: list[str] | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -282,6 +298,10 @@ def _make_room(model: Model, longest: int) -> Model:
 
 def _shapes(model: Model) -> Any:
     return jax.tree.map(lambda leaf: leaf.shape, jax.eval_shape(model.init, jax.random.key(0)))
+
+
+def _words(score: LengthScore) -> str:
+    return f'{score.min_words} or more' if score.max_words is None else f'{score.min_words} to {score.max_words}'
 
 
 def _exp(nats: float) -> float:
