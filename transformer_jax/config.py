@@ -331,9 +331,16 @@ class DecodingConfig:
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """How many ways each mesh axis splits; `None` takes what the others leave."""
+    """How many ways each mesh axis splits; their product is the number of devices.
 
-    data: int | None = _count(None, free=True)
+    `data` and `fsdp` split the rows of a batch, `fsdp` the width of every parameter (and its gradient and optimizer
+    state) as well; `model` splits heads, feed-forward layers and the vocabulary, `sequence` the length of a batch.
+    """
+
+    data: int | None = _count(None, free=True)  # None = what the others leave
+    fsdp: int = _count(1, free=True)
+    model: int = _count(1, free=True)
+    sequence: int = _count(1, free=True)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from transformer_jax.attention.dense import empty_unseen
 from transformer_jax.attention.mask import Mask
 from transformer_jax.attention.variant import Options, Use, Variant
-from transformer_jax.parallel.mesh import DATA
+from transformer_jax.parallel.rules import activation_spec, ambient_mesh
 from transformer_jax.shapes import Array, Bool, Float, Int
 
 Reach = tuple[int | None, int | None]
@@ -30,7 +29,7 @@ def pallas_attention(
 ) -> tuple[Float[Array, 'B T N U'], None]:
     """softmax(q k^T scale) v. O(T S) time, half of it if causal, O(T W) with a window; O(T + S) memory.
 
-    Rows of a sharded batch stay where they are: the kernels run shard by shard over the mesh axis `data`. Raises
+    Rows of a sharded batch stay where they are: the kernels run shard by shard, of rows and of heads. Raises
     `ValueError` for what the kernels have no room for: weights, dropout, biases, globals, prefixes, and causal masks or
     windows that are not aligned.
     """
@@ -160,11 +159,19 @@ def _meetings(mask: Mask, reach: Reach) -> tuple[Bool[Array, 'B T'], Bool[Array,
 
 
 def _by_shard(attend: Any) -> Any:
-    """`attend` on each shard's own rows where rows lie over the data axis: a compiler can not split a kernel."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.shape.get(DATA, 1) == 1 or DATA in mesh.manual_axes:
+    """`attend` on each shard's own rows and heads on a mesh of several devices: a compiler can not split a kernel."""
+    mesh = ambient_mesh()
+    if mesh is None:
         return attend
-    return jax.shard_map(attend, in_specs=PartitionSpec(DATA), out_specs=PartitionSpec(DATA), check_vma=False)
+
+    def attend_by_shard(q: Array, k: Array, v: Array, q_segments: Array, k_segments: Array) -> Array:
+        # Key-value heads decide for both, so that a group of query heads stays with the one that it shares.
+        heads = activation_spec(k.shape, ('batch', None, 'kv_heads', None), mesh)
+        rows = activation_spec(k_segments.shape, ('batch', None), mesh)
+        split = jax.shard_map(attend, in_specs=(heads, heads, heads, rows, rows), out_specs=heads, check_vma=False)
+        return split(q, k, v, q_segments, k_segments)
+
+    return attend_by_shard
 
 
 def _pad(x: Array, multiple: int, value: int = 0) -> Array:

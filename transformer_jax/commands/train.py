@@ -18,7 +18,7 @@ from transformer_jax.data.pipeline import TrainingBatches
 from transformer_jax.evaluation.evaluator import Evaluator
 from transformer_jax.models.interface import Model
 from transformer_jax.overlay import config_to_dict, fixed_differences
-from transformer_jax.parallel.mesh import make_mesh, num_data_shards
+from transformer_jax.parallel.mesh import make_mesh, num_data_shards, rows_of_process
 from transformer_jax.training.loop import train
 from transformer_jax.training.reporting import Reporter
 
@@ -68,6 +68,7 @@ def _prepare(
     model = models.build(
         config.model, vocab_size=vocabulary.size, start_id=vocabulary.start_id, execution=config.execution
     )
+    host_index, num_hosts = rows_of_process(mesh)
     batches = TrainingBatches(
         corpus.prepared('train'),
         config.data,
@@ -75,8 +76,8 @@ def _prepare(
         seed=config.seed,
         rows_multiple=num_data_shards(mesh),
         group=config.train.accumulation,
-        host_index=jax.process_index(),
-        num_hosts=jax.process_count(),
+        host_index=host_index,
+        num_hosts=num_hosts,
         report=say,
     )
     evaluate = None

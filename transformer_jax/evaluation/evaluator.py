@@ -30,7 +30,7 @@ from transformer_jax.evaluation.bleu import (
 )
 from transformer_jax.models.interface import TRANSLATION, Model
 from transformer_jax.models.likelihood import score_tokens
-from transformer_jax.parallel.mesh import num_data_shards, place_batch, replicated
+from transformer_jax.parallel.mesh import num_data_shards, place_batch, replicated, rows_of_process
 from transformer_jax.shapes import Array, Int, Params
 
 
@@ -253,7 +253,7 @@ class Evaluator:
         """This process's rows of a global batch, on the mesh; each process makes all batches and reads all results."""
         if self._mesh is None:
             return batch
-        count, index = jax.process_count(), jax.process_index()
+        index, count = rows_of_process(self._mesh)
         return place_batch(jax.tree.map(lambda rows: np.split(rows, count)[index], batch), self._mesh)
 
     def _score(self, hypotheses: list[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from transformer_jax.data.batch import Batch
 from transformer_jax.models.interface import Model
-from transformer_jax.parallel.mesh import DATA, num_data_shards
+from transformer_jax.parallel.mesh import ROWS, SEQUENCE, num_data_shards
 from transformer_jax.shapes import Array, Bool, Float, Int, Params
 
 
@@ -52,12 +52,12 @@ def cross_entropy(
         flat = (hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), real.reshape(-1))
         return _cross_entropy_sums((model.vocab_size, smoothing, block_tokens), flat[0], table, bias, flat[1], flat[2])
 
-    if mesh is None or num_data_shards(mesh) == 1:
+    if mesh is None or num_data_shards(mesh) * mesh.shape[SEQUENCE] == 1:
         total = sums(hidden, targets, real, table, bias)
     else:
-        rows, whole = P(DATA), P()
+        rows, whole = P(ROWS, SEQUENCE), P()
         total = jax.shard_map(
-            lambda *args: jax.lax.psum(sums(*args), DATA),
+            lambda *args: jax.lax.psum(sums(*args), (*ROWS, SEQUENCE)),
             mesh=mesh, in_specs=(rows, rows, rows, whole, whole), out_specs=whole, check_vma=False,
         )(hidden, targets, real, table, bias)  # fmt: skip
     return total[0], jax.lax.stop_gradient(total[1])
