@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Functions that quickstart.sh and test.sh share; sourced, not run. Variables a user may set:
+# Functions that the scripts of this folder share; sourced, not run. Variables a user may set:
 #   PYTHON  the interpreter to use; otherwise the newest one found
 #   VENV    where the environment goes; otherwise .venv in the checkout
 
@@ -8,6 +8,28 @@ say() { printf '%s\n' "$*" >&2; }
 fail() {
   say "error: $*"
   exit 2
+}
+
+# Prints words as one line that a shell reads back as these words.
+quote_words() {
+  local word line=''
+  for word in "$@"; do
+    if [[ "$word" =~ ^[A-Za-z0-9_@%+=:,./-]+$ ]]; then
+      line+=" $word"
+    else
+      line+=" '${word//\'/\'\\\'\'}'"
+    fi
+  done
+  printf '%s\n' "${line# }"
+}
+
+# Runs a command, or only prints it where `dry_run` is not empty.
+act() {
+  if [[ -n "${dry_run:-}" ]]; then
+    quote_words "$@"
+  else
+    "$@"
+  fi
 }
 
 # Says whether an interpreter really runs, is of a version from $2 to $3 (as 3.11), and can make environments.
@@ -52,7 +74,7 @@ choose_python() {
     fail "found no Python 3.11 to 3.14 that can make environments (on Debian: apt-get install python3 python3-venv); or set PYTHON"
 }
 
-# Makes environment $1 with interpreter $2 and installs this checkout with extras $3 ('' or 'dev'), unless that is done.
+# Makes environment $1 with interpreter $2 and installs this checkout with extras $3 ('' or one), unless that is done.
 prepare_environment() {
   local folder="$1" python="$2" extras="$3" stamp now
   if [[ ! -e "$folder" ]]; then
