@@ -51,19 +51,16 @@ start() {
   printf '%s\n' "$command" >"$folder/command"
   nohup setsid bash launch/tpu_worker.sh run "$@" >>"$folder/train.log" 2>&1 </dev/null &
   printf '%s\n' "$!" >"$folder/pid"
+  # The new process is this script's until it has become the one that runs; ends at once only when that fails.
+  while [[ "$(find_status)" == none ]] && kill -0 "$!" 2>/dev/null; do sleep 0.05; done
   say "started on $(hostname): transformer-jax train $command"
 }
 
 run() {
-  local code=0 training
+  local code=0
   trap : TERM # the training gets it too, saves, and ends; its exit code is still to be written down
   printf '=== %s: transformer-jax train %s\n' "$(date -u '+%Y-%m-%d %H:%M:%S UTC')" "$(quote_words "$@")"
-  .venv/bin/python -m transformer_jax train "$@" &
-  training=$!
-  while kill -0 "$training" 2>/dev/null; do # a signal ends a wait before the training has ended
-    wait "$training" || true
-  done
-  wait "$training" || code=$? # what it ended with, however often it was waited for
+  .venv/bin/python -m transformer_jax train "$@" || code=$?
   printf '%s\n' "$code" >"$folder/exit.writing"
   mv "$folder/exit.writing" "$folder/exit"
 }
