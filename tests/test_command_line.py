@@ -87,6 +87,11 @@ def test_evaluate_scores_every_pair_and_shows_examples(trained, capsys):
     assert len((first[0] / 'test.hypotheses.txt').read_bytes().decode().split('\n')) == 12
 
 
+def test_a_split_that_the_data_lack_is_refused_by_name(trained, capsys):
+    assert run('evaluate', '--run', trained, '--split', 'long') == 2
+    assert "the data have no 'long' split; they have train, validation, test" in capsys.readouterr().err
+
+
 def test_translate_writes_a_line_for_each_line(trained, standard_input, capfdbinary):
     lines = 'a b c\n\nd \u2028 e\r\nf\x0cg\n   \nh'.encode()
     standard_input(lines)
@@ -343,7 +348,13 @@ def test_failures_keep_their_traceback_and_own_errors_do_not(monkeypatch, capsys
 
 @pytest.mark.parametrize(
     'arguments',
-    [[], ['trian'], ['train'], ['average', '--run', 'x', '--out', 'y'], ['evaluate', '--run', 'x', '--split', 'dev']],
+    [
+        [],
+        ['trian'],
+        ['train'],
+        ['average', '--run', 'x', '--out', 'y'],
+        ['evaluate', '--run', 'x', '--examples', 'two'],
+    ],
 )
 def test_the_parser_refuses_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:

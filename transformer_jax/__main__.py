@@ -241,7 +241,13 @@ def _add_evaluate(verbs: Any) -> None:
         'for the built-in task exact matches by phenomenon. Every pair is scored once, on its raw reference.',
         _CONFIG_FIELD,
     )
-    verb.add_argument('--split', default='test', choices=('train', 'validation', 'test'), help='default: test')
+    verb.add_argument(
+        '--split',
+        default='test',
+        metavar='NAME',
+        help='train, validation or test; of the built-in task also long (beyond the lengths of training) and\n'
+        'combinations (of words kept apart in training); default: test',
+    )
     _add_checkpoint(verb)
     verb.add_argument('--examples', type=int, default=0, metavar='N', help='also print the first N translations')
     verb.add_argument('--batch-tokens', metavar='N', help='source slots a batch; default: as the run is configured')

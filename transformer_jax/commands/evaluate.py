@@ -30,10 +30,11 @@ def evaluate_run(
     require_same_parameters(run.trained_model, run.model)
     if num_examples and not run.model.task.translates:
         raise ConfigError(f'--examples shows translations, and this model was made for {run.model.task.name}')
+    corpus = open_corpus(run.config, run.folder.vocabulary, run.folder.data, report=say)
+    corpus.require(split)
     params, known = run.load_params(checkpoint, report=say)
     name = f'step {known["step"]:,}' if known.get('step') is not None else f'the parameters in {checkpoint}'
     say(f'evaluating {name} on {split}')
-    corpus = open_corpus(run.config, run.folder.vocabulary, run.folder.data, report=say)
     evaluator = make_evaluator(run.config, run.model, corpus, split)
     folder = _new_folder(run.folder.evaluations, split, known)
     result = evaluator(params, folder=folder)

@@ -16,7 +16,7 @@ class Source(Protocol):
     """Sentence pairs by split."""
 
     def splits(self) -> tuple[str, ...]:
-        """The splits there are, of 'train', 'validation' and 'test'."""
+        """The splits there are, of 'train', 'validation', 'test' and what else the source calls so."""
         ...
 
     def size(self, split: str) -> int:

@@ -28,15 +28,16 @@ class Corpus:
 
     def prepared(self, split: str) -> Prepared:
         """The ids of a split. Raises `ConfigError` when the source has no such split."""
-        self._require(split)
+        self.require(split)
         return prepare(self.source, split, self.vocabulary, self.cache_dir, report=self.report)
 
     def pairs(self, split: str, most: int | None = None) -> list[Pair]:
         """The text of a split, or of its first pairs."""
-        self._require(split)
+        self.require(split)
         return list(itertools.islice(self.source.read(split), most))
 
-    def _require(self, split: str) -> None:
+    def require(self, split: str) -> None:
+        """Raises `ConfigError` when the source has no such split."""
         if not self.has(split):
             raise ConfigError(f'the data have no {split!r} split; they have {", ".join(self.source.splits())}')
 
