@@ -14,7 +14,7 @@ ROOT = Path(transformer_jax.__file__).parent
 # From the top: a package may import those on lower lines; packages on one line do not import each other.
 LINES = (
     ('__main__', 'commands'),
-    ('analysis', 'interop', 'checking'),
+    ('analysis', 'interop', 'checking', 'sweeps'),
     ('training', 'evaluation'),
     ('decoding',),
     ('models',),
@@ -104,7 +104,7 @@ def test_cheap_imports_load_no_jax(code):
 
 
 @pytest.mark.parametrize(
-    'verb', [[], ['train'], ['evaluate'], ['translate'], ['generate'], ['average'], ['show']], ids=str
+    'verb', [[], ['train'], ['evaluate'], ['translate'], ['generate'], ['average'], ['show'], ['sweep']], ids=str
 )
 def test_help_loads_no_jax(verb):
     command = [sys.executable, '-X', 'importtime', '-m', 'transformer_jax', *verb, '--help']

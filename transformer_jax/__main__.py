@@ -144,7 +144,7 @@ def average(options: argparse.Namespace) -> None:
 
     if options.changes:
         raise ConfigError(f'average takes no changes of the config: --config.{next(iter(options.changes))}')
-    steps = None if options.steps is None else _parse_steps(options.steps)
+    steps = None if options.steps is None else _parse_whole_numbers('--steps', options.steps)
     average_run(options.run, last=options.last, steps=steps, out=options.out)
     print(f'the average is in {options.out}: evaluate and translate take it as --checkpoint {options.out}')
 
@@ -170,6 +170,29 @@ def check(options: argparse.Namespace) -> int:
     return DONE if check_run(_load_config(options)) else FAILED
 
 
+def sweep(options: argparse.Namespace) -> int:
+    """Trains and compares the points of a sweep."""
+    from transformer_jax.commands.sweep import finish, open_sweep
+
+    _require_at_least('--jobs', options.jobs, 1)
+    run = open_sweep(
+        options.out,
+        options.config,
+        options.changes,
+        seeds=None if options.seeds is None else _parse_whole_numbers('--seeds', options.seeds),
+        runs=options.runs,
+        split=options.split,
+        baseline=options.baseline,
+    )
+    trials = run.sweep.select(None if options.points is None else options.points.split(','))
+    run.start(may_write=not options.collect)
+    signal = None if options.collect else run.run(trials, at_once=options.jobs)
+    succeeded = finish(run, trials)
+    if signal is not None:
+        return _BY_SIGNAL + signal
+    return DONE if succeeded else FAILED
+
+
 def _load_config(options: argparse.Namespace) -> Config:
     """The config file's config, or else the one that the run folder holds, with the changes of the command line."""
     if options.config is not None:
@@ -184,11 +207,11 @@ def _require_at_least(flag: str, value: int, least: int) -> None:
         raise ConfigError(f'{flag} is {value}; it must be at least {least}')
 
 
-def _parse_steps(text: str) -> list[int]:
+def _parse_whole_numbers(flag: str, text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(',')]
     except ValueError:
-        raise ConfigError(f'--steps is {text!r}; it must be numbers with commas between, as 1000,2000') from None
+        raise ConfigError(f'{flag} is {text!r}; it must be whole numbers with commas between') from None
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -201,7 +224,16 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument('--version', action='version', version=f'%(prog)s {__version__}')
     verbs = parser.add_subparsers(dest='verb', required=True, metavar='VERB')
-    for add in (_add_train, _add_evaluate, _add_translate, _add_generate, _add_average, _add_show, _add_check):
+    for add in (
+        _add_train,
+        _add_evaluate,
+        _add_translate,
+        _add_generate,
+        _add_average,
+        _add_show,
+        _add_check,
+        _add_sweep,
+    ):
         add(verbs)
     return parser
 
@@ -216,9 +248,9 @@ def _add_verb(verbs: Any, run_verb: Callable, description: str, config: str = ''
         allow_abbrev=False,  # so that `--config.model.d_model=256` can't be taken for another option
     )
     verb.set_defaults(run_verb=run_verb)
-    verb.add_argument(
-        '--run', metavar='DIR', required=run_verb not in (show, check), help='the run folder, on a disk or as gs://...'
-    )
+    if run_verb is not sweep:  # which has a folder of many runs
+        required = run_verb not in (show, check)
+        verb.add_argument('--run', metavar='DIR', required=required, help='the run folder, on a disk or as gs://...')
     return verb
 
 
@@ -336,6 +368,28 @@ def _add_check(verbs: Any) -> None:
         _CONFIG_FILE + _CONFIG_FIELD,
     )
     verb.add_argument('--config', metavar='FILE[:ARGS]', help='the config; default: the one of the run')
+
+
+def _add_sweep(verbs: Any) -> None:
+    verb = _add_verb(
+        verbs,
+        sweep,
+        'Trains and scores each point of a sweep in processes of their own, DIR/POINT/seed-N being the run folders,\n'
+        'and writes DIR/results.csv, results.md and plots. A point that fails is a row of the table; the exit code is\n'
+        'then 1. The same command again does what is missing: failed points anew, cut ones from where they stopped.',
+        '  --config=FILE                   the sweep: BASE, a config file, and points(), see configs/sweeps\n'
+        '  --config.GROUP.FIELD=VALUE      changes one field of the config for all points\n',
+    )
+    add = verb.add_argument
+    add('--out', required=True, metavar='DIR', help='the folder of the sweep, on a disk')
+    add('--config', metavar='FILE', help='the sweep; may be left out to go on with the one in DIR as it was begun')
+    add('--points', metavar='NAME,...', help='trains only these: names of points or of their folders, or NAME/seed-N')
+    add('--seeds', metavar='N,...', help='trains each point with each seed; default: the seed of its config')
+    add('--jobs', type=int, default=1, metavar='N', help='trainings at once; default: 1')
+    add('--baseline', metavar='NAME', help='the point that the others are compared with; default: the first')
+    add('--split', choices=('validation', 'test'), help='what is scored; default: test')
+    add('--runs', metavar='DIR', help='where the run folders go, as gs://...; default: into the folder of the sweep')
+    add('--collect', action='store_true', help='trains nothing: reads what there is, and writes the table')
 
 
 def _add_checkpoint(verb: argparse.ArgumentParser) -> None:

@@ -144,8 +144,8 @@ def parse_arguments(text: str | None, *, required: tuple[str, ...] = (), **defau
 
 def load_config_file(reference: str) -> Config:
     """The checked config that `configs/<run>.py` or `configs/<run>.py:size=big,recipe=t2t` describes."""
-    name, text = _split_reference(reference)
-    module = _import_file(Path(name))
+    name, text = split_reference(reference)
+    module = import_file(Path(name), 'config file')
     if not callable(getattr(module, 'get_config', None)):
         raise ConfigError(f'{name} has no function get_config')
     try:
@@ -159,17 +159,19 @@ def load_config_file(reference: str) -> Config:
         raise ConfigError(f'{name}: {message}') from error
 
 
-def _split_reference(reference: str) -> tuple[str, str | None]:
+def split_reference(reference: str) -> tuple[str, str | None]:
+    """The file of `configs/<run>.py:size=big` and its arguments, None if it has no colon."""
     match = re.fullmatch(r'(.*?\.py)(?::(.*))?', reference, flags=re.DOTALL)
     if match is None:
         raise ConfigError(f'{reference!r} is no config file; it must read FILE.py or FILE.py:name=value,name=value')
     return match.group(1), match.group(2)
 
 
-def _import_file(path: Path) -> ModuleType:
+def import_file(path: Path, kind: str) -> ModuleType:
+    """A Python file as a module. `kind` is what it should be, in the words of the `ConfigError` when there is none."""
     if not path.is_file():
         siblings = sorted(p.stem for p in path.parent.glob('*.py')) if path.parent.is_dir() else []
-        raise ConfigError(f'there is no config file {path}{_nearest(path.stem, siblings)}')
+        raise ConfigError(f'there is no {kind} {path}{_nearest(path.stem, siblings)}')
     spec = importlib.util.spec_from_file_location(f'config_file_{path.stem}', path)
     assert spec is not None
     assert spec.loader is not None

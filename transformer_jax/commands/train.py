@@ -20,6 +20,7 @@ from transformer_jax.models.interface import Model
 from transformer_jax.overlay import config_to_dict, fixed_differences
 from transformer_jax.parallel.mesh import make_mesh, num_data_shards, rows_of_process
 from transformer_jax.training.loop import train
+from transformer_jax.training.peak_memory import measure_peak_memory
 from transformer_jax.training.reporting import Reporter
 
 
@@ -48,7 +49,10 @@ def train_run(config: Config, run_dir: str | os.PathLike[str]) -> int | None:
         ):
             reporter.say(_describe_batches(batches))
             reporter.say(_describe_attention(config))
-            return train(config, model, batches, store, reporter, mesh, evaluate=evaluate)
+            try:
+                return train(config, model, batches, store, reporter, mesh, evaluate=evaluate)
+            finally:
+                folder.update_record(peak_memory=measure_peak_memory(folder.read_record().get('peak_memory')))
 
 
 def _prepare(
