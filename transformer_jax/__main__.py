@@ -387,7 +387,7 @@ def _add_sweep(verbs: Any) -> None:
     add('--seeds', metavar='N,...', help='trains each point with each seed; default: the seed of its config')
     add('--jobs', type=int, default=1, metavar='N', help='trainings at once; default: 1')
     add('--baseline', metavar='NAME', help='the point that the others are compared with; default: the first')
-    add('--split', choices=('validation', 'test'), help='what is scored; default: test')
+    add('--split', metavar='NAME', help='what is scored, one that the data have; default: test')
     add('--runs', metavar='DIR', help='where the run folders go, as gs://...; default: into the folder of the sweep')
     add('--collect', action='store_true', help='trains nothing: reads what there is, and writes the table')
 
