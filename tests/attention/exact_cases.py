@@ -147,6 +147,29 @@ def loops(arrays: dict[str, np.ndarray], seen: np.ndarray) -> dict[str, np.ndarr
     return results
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ToyTerms:
+    """Every hook, by a table of clipped offsets; one leaf is no parameter."""
+
+    keys: jax.Array
+    values: jax.Array
+    biases: jax.Array
+    shift: jax.Array
+
+    def offsets(self, q_positions: Any, k_positions: Any) -> Any:
+        return jnp.clip(k_positions[:, None, :] - q_positions[:, :, None], -3, 3) + self.shift
+
+    def bias(self, q_positions: Any, k_positions: Any) -> Any:
+        return self.biases[self.offsets(q_positions, k_positions)].transpose(0, 3, 1, 2)
+
+    def score_term(self, q: Any, q_positions: Any, k_positions: Any) -> Any:
+        return jnp.einsum('BTNH,BTSH->BNTS', q, self.keys[self.offsets(q_positions, k_positions)])
+
+    def output_term(self, weights: Any, q_positions: Any, k_positions: Any) -> Any:
+        return jnp.einsum('BNTS,BTSU->BTNU', weights, self.values[self.offsets(q_positions, k_positions)])
+
+
 class Computed(NamedTuple):
     """An output and its gradients by name."""
 

@@ -116,29 +116,6 @@ def test_lengths_around_whole_blocks_with_padding(length: int) -> None:
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(computed))
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class ToyTerms:
-    """Every hook, by a table of clipped offsets; one leaf is no parameter."""
-
-    keys: jax.Array
-    values: jax.Array
-    biases: jax.Array
-    shift: jax.Array
-
-    def offsets(self, q_positions: Any, k_positions: Any) -> Any:
-        return jnp.clip(k_positions[:, None, :] - q_positions[:, :, None], -3, 3) + self.shift
-
-    def bias(self, q_positions: Any, k_positions: Any) -> Any:
-        return self.biases[self.offsets(q_positions, k_positions)].transpose(0, 3, 1, 2)
-
-    def score_term(self, q: Any, q_positions: Any, k_positions: Any) -> Any:
-        return jnp.einsum('BTNH,BTSH->BNTS', q, self.keys[self.offsets(q_positions, k_positions)])
-
-    def output_term(self, weights: Any, q_positions: Any, k_positions: Any) -> Any:
-        return jnp.einsum('BNTS,BTSU->BTNU', weights, self.values[self.offsets(q_positions, k_positions)])
-
-
 @pytest.mark.parametrize('name', ['causal packed', 'key by key'])
 def test_position_terms_and_their_parameters_are_as_in_dense(name: str) -> None:
     mask = CASES[name]()
@@ -149,7 +126,7 @@ def test_position_terms_and_their_parameters_are_as_in_dense(name: str) -> None:
 
     def compute(function: Any) -> Any:
         def loss(arrays: dict[str, Any]) -> Any:
-            terms = ToyTerms(*(arrays[name] for name in tables), jnp.int32(3))
+            terms = cases.ToyTerms(*(arrays[name] for name in tables), jnp.int32(3))
             options = Options(AttentionConfig(block_size=7), scale=0.3, bias=arrays['bias'], terms=terms)
             output = function(arrays['q'], arrays['k'], arrays['v'], mask, options)[0]
             return (output * arrays['d_output']).sum(), output

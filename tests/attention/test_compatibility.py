@@ -25,6 +25,7 @@ ASKS = {
     'value_dim': ({}, {'value_dim': 3}),
     'positions': ({'terms': True}, {}),
     'dropout': ({}, {'dropout_rate': 0.1}),
+    'sequence': ({'sequence_shards': 2}, {}),
     'bfloat16': ({'compute_dtype': 'bfloat16'}, {}),
     'gpu': ({'platform': 'gpu'}, {}),
     'tpu': ({'platform': 'tpu'}, {}),

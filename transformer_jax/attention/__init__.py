@@ -73,6 +73,7 @@ def needs(use: Use) -> Iterator[str]:
         'value_dim': config.value_dim not in (None, config.head_dim),
         'positions': use.terms,
         'dropout': config.dropout_rate > 0,
+        'sequence': use.sequence_shards > 1,
         use.platform: True,
         use.compute_dtype: True,
     }

@@ -6,6 +6,7 @@ import jax
 
 from transformer_jax.attention import choose, variants_of
 from transformer_jax.attention.mask import Mask
+from transformer_jax.attention.ring import num_sequence_shards
 from transformer_jax.attention.variant import Options, Use, Variant
 from transformer_jax.config import AttentionConfig
 from transformer_jax.position_terms import PositionTerms
@@ -95,6 +96,7 @@ def find(
         decodes=cached,
         max_length=max(q.shape[1], k.shape[1]),
         prefix=mask.k_prefix is not None,
+        sequence_shards=num_sequence_shards(),
         by_index=mask.aligned or not (mask.causal or mask.window is not None),
     )
     return own[choose(use)]

@@ -11,12 +11,37 @@ import numpy as np
 from transformer_jax.attention.mask import Mask
 from transformer_jax.shapes import Array, Bool, Int
 
+_SCORES_AT_ONCE = 2**21  # of all rows and heads together: 8 MiB in float32
+_LEAST_BLOCK, _GREATEST_BLOCK = 128, 256
+
 
 class Blocks(NamedTuple):
     """How many queries and how many keys a block holds."""
 
     num_queries: int
     num_keys: int
+
+
+def choose_blocks(
+    rows: int,
+    num_queries: int,
+    num_keys: int,
+    mask: Mask,
+    block_size: int | None,
+    most_scores: int = _SCORES_AT_ONCE,
+) -> Blocks:
+    """Block sizes where `rows` rows and heads are computed together.
+
+    `block_size` None = by what caches hold and by `most_scores`, those of one pair of blocks in all rows and heads.
+    """
+    if block_size is None:
+        block_size = _GREATEST_BLOCK
+        while block_size > _LEAST_BLOCK and rows * block_size**2 > min(most_scores, _SCORES_AT_ONCE):
+            block_size //= 2
+        if mask.window is not None:  # a block much wider than the window is mostly hidden
+            while block_size > _LEAST_BLOCK and block_size > sum(mask.window) + 1:
+                block_size //= 2
+    return Blocks(min(block_size, num_queries), min(block_size, num_keys))
 
 
 class Pairs(NamedTuple):
@@ -50,8 +75,13 @@ def find_pairs(mask: Mask, blocks: Blocks) -> Pairs:
     if _is_known_by_index(mask):
         q_blocks, k_blocks = np.nonzero(_near_by_index(mask, blocks, num_q, num_k))
         return Pairs(q_blocks, k_blocks, len(q_blocks))
+    return find_seen_pairs(mask, blocks)
+
+
+def find_seen_pairs(mask: Mask, blocks: Blocks) -> Pairs:
+    """The same by segments and positions alone, whatever the indices mean: nothing is run where nothing may be seen."""
     table = _may_see_by_span(mask, blocks)
-    q_blocks, k_blocks = jnp.nonzero(table, size=num_q * num_k, fill_value=0)
+    q_blocks, k_blocks = jnp.nonzero(table, size=table.size, fill_value=0)
     return Pairs(q_blocks, k_blocks, table.sum())
 
 

@@ -22,6 +22,7 @@ FEATURES: dict[str, str] = {
     'positions': 'position schemes with terms inside attention',
     'dropout': 'dropout on the weights',
     'weights': 'returns the weights',
+    'sequence': 'lengths split over devices, the mesh axis `sequence`',
     'cache': 'decoding with cached keys and values, or with a running state',
     'cpu': 'runs on CPU',
     'gpu': 'runs on GPU',
@@ -69,6 +70,7 @@ class Use(NamedTuple):
     decodes: bool  # the model generates with a cache
     max_length: int
     prefix: bool = False
+    sequence_shards: int = 1  # ways the mesh splits lengths
     by_index: bool = True  # the mask may be taken by index: it is aligned, or neither causal nor a window
 
 
