@@ -28,7 +28,7 @@ from transformer_jax.models.interface import Model
 from transformer_jax.overlay import config_to_dict, fixed_differences, overlay
 from transformer_jax.parallel.mesh import make_mesh, num_data_shards
 from transformer_jax.shapes import Array, Params, PRNGKey
-from transformer_jax.training import loop
+from transformer_jax.training import loop, update
 from transformer_jax.training.metrics import Metrics, Window
 from transformer_jax.training.optimizer import make_optimizer
 from transformer_jax.training.reporting import Reporter
@@ -250,7 +250,7 @@ class Toy:
 
         with (
             mock.patch.object(loop, 'Window', RecordingWindow),
-            mock.patch.object(loop, 'make_train_step', self._remember_steps(config)),
+            mock.patch.object(update, 'make_train_step', self._remember_steps(config)),
             RunFolder.start(path, config_to_dict(config), fixed_differences) as folder,
             Store(folder, config.checkpoint, report=lambda line: console.write(line + '\n')) as store,
             _HookedReporter(
@@ -279,7 +279,7 @@ class Toy:
         return self._traced[_describe_update(overlay(CONFIG, changes or {}), 1)]
 
     def _remember_steps(self, config: Config) -> Callable[..., Any]:
-        make = loop.make_train_step
+        make = update.make_train_step
 
         def remembered(model: Model, optimizer: Any, schedule: Any, train: Any, *, seed: int, mesh: Any) -> Any:
             key = _describe_update(config, mesh.size)

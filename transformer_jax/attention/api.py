@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping
 
-import jax
-
 from transformer_jax.attention import choose, variants_of
 from transformer_jax.attention.mask import Mask
 from transformer_jax.attention.ring import num_sequence_shards
 from transformer_jax.attention.variant import Options, Use, Variant
 from transformer_jax.config import AttentionConfig
+from transformer_jax.parallel.platform import target_platform
 from transformer_jax.position_terms import PositionTerms
 from transformer_jax.shapes import Array, Float, PRNGKey
 
@@ -92,7 +91,7 @@ def find(
         packed=False,  # the config has been checked for that
         terms=terms is not None,
         compute_dtype=str(q.dtype),
-        platform=jax.default_backend(),
+        platform=target_platform(),
         decodes=cached,
         max_length=max(q.shape[1], k.shape[1]),
         prefix=mask.k_prefix is not None,

@@ -3,8 +3,6 @@
 import difflib
 from typing import Any
 
-import jax
-
 from transformer_jax import attention, data, positions
 from transformer_jax import config as config_module
 from transformer_jax.attention.variant import Use
@@ -16,6 +14,7 @@ from transformer_jax.models.encoder_only import EncoderOnly
 from transformer_jax.models.interface import Model, Task
 from transformer_jax.models.recurrent import Recurrent
 from transformer_jax.models.settings import check_mixing
+from transformer_jax.parallel.platform import target_platform
 
 MODELS: dict[str, Any] = {
     'encoder_decoder': EncoderDecoder,
@@ -79,7 +78,7 @@ def uses_of_attention(config: Config) -> list[Use]:
             packed=config.data.batching == 'packing',
             terms=positions.SCHEMES[model.positions].terms is not None and not cross,
             compute_dtype=model.compute_dtype,
-            platform=jax.default_backend(),
+            platform=target_platform(),
             decodes=decodes,
             max_length=model.max_length,
             **more,

@@ -17,13 +17,11 @@ from transformer_jax.models.interface import Model
 from transformer_jax.parallel.mesh import place_batch
 from transformer_jax.shapes import Params
 from transformer_jax.training.metrics import Metrics, Window, figures
-from transformer_jax.training.optimizer import make_optimizer
 from transformer_jax.training.parameter_count import count_parameters
 from transformer_jax.training.reporting import Reporter
-from transformer_jax.training.schedule import make_schedule
-from transformer_jax.training.state import TrainState, abstract_state, make_state, state_shardings
-from transformer_jax.training.step import Step, make_train_step
+from transformer_jax.training.state import TrainState, make_state
 from transformer_jax.training.stopping import Stopped, StopRequest
+from transformer_jax.training.update import Update, make_update
 
 
 class TrainingError(RuntimeError):
@@ -99,16 +97,14 @@ class _Run:
     ) -> None:
         self.config, self.store, self.reporter, self.mesh = config, store, reporter, mesh
         self.evaluate, self.stop = evaluate, stop
-        schedule = make_schedule(config.optimizer.schedule, config.model.d_model, config.train.steps)
-        optimizer = make_optimizer(config.optimizer, schedule)
-        step = make_train_step(model, optimizer, schedule, config.train, seed=config.seed, mesh=mesh)
+        update = make_update(config, model, mesh)
         with reporter.timing('compile'):
-            self.state, self.progress = _restore_or_start(config, model, optimizer, store, mesh)
+            self.state, self.progress = _restore_or_start(config, model, update, store)
         self.progress.look_at(config.evaluation.score)
         self.applied = int(self.state.step)  # updates known to be done
         reporter.begin(self.applied)
         reporter.header(list(mesh.devices.flat), count_parameters(config.model, vocab_size=model.vocab_size))
-        self.programs = _Programs(step, mesh, reporter)
+        self.programs = _Programs(update, reporter)
         self.bad_in_row = int(self.state.bad_in_row)
         self.saved_step = self.applied or None
         self.window = Window()
@@ -250,8 +246,8 @@ class _Run:
 class _Programs:
     """The compiled update of each bucket."""
 
-    def __init__(self, step: Step, mesh: jax.sharding.Mesh, reporter: Reporter) -> None:
-        self._jitted = jax.jit(step, donate_argnums=0)
+    def __init__(self, update: Update, reporter: Reporter) -> None:
+        self._jitted = update.jitted
         self._compiled: dict[tuple, Any] = {}
         self._reporter = reporter
 
@@ -269,24 +265,16 @@ class _Programs:
         return self._compiled[key]
 
 
-def _restore_or_start(
-    config: Config, model: Model, optimizer: Any, store: Store, mesh: jax.sharding.Mesh
-) -> tuple[TrainState, Progress]:
+def _restore_or_start(config: Config, model: Model, update: Update, store: Store) -> tuple[TrainState, Progress]:
     """The newest checkpoint, or fresh parameters drawn from the run's seed."""
-    with_average = config.train.ema_decay is not None
-    abstract = abstract_state(model, optimizer, with_average=with_average)
-    shardings = state_shardings(model, optimizer, abstract, mesh)
     if store.latest() is None:
 
         def start() -> TrainState:
             params = model.init(jax.random.key(config.seed, impl='threefry2x32'))
-            return make_state(params, optimizer, with_average=with_average)
+            return make_state(params, update.optimizer, with_average=config.train.ema_decay is not None)
 
-        return jax.jit(start, out_shardings=shardings)(), Progress()
-    target = jax.tree.map(
-        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), abstract, shardings
-    )
-    _, state, extra = store.restore(target)
+        return jax.jit(start, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, update.state))(), Progress()
+    _, state, extra = store.restore(update.state)
     names = {field.name for field in dataclasses.fields(Progress)}
     return state, Progress(**{name: value for name, value in extra.items() if name in names})
 

@@ -1,0 +1,260 @@
+"""What one device does in one run of a compiled program: cycles, products, memory traffic and collectives.
+
+Loop bodies count as often as they run, of the branches of a conditional the dearest one, and what a fusion or a call
+does counts where it is called.
+"""
+
+import re
+from dataclasses import dataclass, field
+from math import prod
+from typing import NamedTuple
+
+from transformer_jax.parallel.hlo import Computation, Instruction, Program, parse_program
+from transformer_jax.parallel.matmul_costs import count_product_flops
+from transformer_jax.parallel.trip_counts import count_trips
+
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_KERNELS = ('tpu_custom_call', '__gpu$xla.gpu.triton', 'triton_kernel_call', 'mosaic_gpu', '__cudnn$fmhaSoftmax')
+# By n, the devices of a group: how many times the bytes of its operands a device receives, in a ring.
+_RECEIVED = {
+    'all-reduce': lambda n: 2 * (n - 1) / n,
+    'all-gather': lambda n: n - 1,
+    'reduce-scatter': lambda n: (n - 1) / n,
+    'all-to-all': lambda n: (n - 1) / n,
+    'ragged-all-to-all': lambda n: (n - 1) / n,
+    'collective-permute': lambda n: 1,
+    'collective-broadcast': lambda n: 1,
+}
+# Neither computes nor moves anything: it names what is there.
+_FREE = frozenset(
+    'parameter constant tuple get-tuple-element bitcast after-all partition-id replica-id opt-barrier '
+    'add-dependency domain iota'.split()
+)
+
+
+class Kernel(NamedTuple):
+    """A custom kernel: what it is and how often it runs. The compiler does not know what it costs."""
+
+    name: str
+    operands: tuple[tuple[str, tuple[int, ...]], ...]  # dtype and shape
+    results: tuple[tuple[str, tuple[int, ...]], ...]
+    num_bytes: int  # of operands and results, once each
+    calls: float
+
+
+class Collective(NamedTuple):
+    """All collectives of one kind."""
+
+    count: float
+    num_bytes: float  # that each device receives, as a ring does it, whatever the compiler made of the collective
+    exposed_bytes: float  # of them those that nothing overlaps: the collective has no start and end of its own
+
+
+@dataclass(frozen=True)
+class ProgramCosts:
+    compiler_cycles: int  # the compiler's own estimates; 0 where it makes none
+    flops: float  # of matrix products and convolutions, 2 for a multiply-add; without the kernels'
+    num_bytes: float  # read and written in device memory; without the kernels'
+    kernels: tuple[Kernel, ...]
+    collectives: dict[str, Collective]
+    bounded_loops: dict[str, int]  # loops whose turns depend on data: how many were counted, the most there can be
+
+
+def read_costs(text: str) -> ProgramCosts:
+    """Costs of the text that `jax.stages.Compiled.as_text` gives."""
+    counter = _Counter(parse_program(text))
+    total = counter.count(counter.program.entry)
+    collectives: dict[str, Collective] = {}
+    for (kind, _), one in total.collectives.items():
+        old = collectives.get(kind, Collective(0, 0, 0))
+        collectives[kind] = Collective(*(a + b for a, b in zip(old, one, strict=True)))
+    return ProgramCosts(
+        compiler_cycles=round(total.cycles),
+        flops=total.flops,
+        num_bytes=total.num_bytes,
+        kernels=tuple(kernel._replace(calls=calls) for kernel, calls in total.kernels.items()),
+        collectives=dict(sorted(collectives.items())),
+        bounded_loops=counter.bounded_loops,
+    )
+
+
+@dataclass
+class _Total:
+    cycles: float = 0
+    flops: float = 0
+    num_bytes: float = 0
+    kernels: dict[Kernel, float] = field(default_factory=dict)
+    # By kind and by what tells one from another: several fusions may be parts of one collective.
+    collectives: dict[tuple[str, str], Collective] = field(default_factory=dict)
+
+    def add(self, other: '_Total', times: float = 1) -> None:
+        self.cycles += other.cycles * times
+        self.flops += other.flops * times
+        self.num_bytes += other.num_bytes * times
+        for kernel, calls in other.kernels.items():
+            self.kernels[kernel] = self.kernels.get(kernel, 0) + calls * times
+        for key, one in other.collectives.items():
+            self.collectives[key] = Collective(*(part * times for part in one))
+
+
+class _Counter:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.bounded_loops: dict[str, int] = {}
+        self._counted: dict[str, _Total] = {}
+
+    def count(self, computation: Computation) -> _Total:
+        """One run of a computation whose instructions are run one by one."""
+        if computation.name not in self._counted:
+            total = _Total()
+            for instruction in computation.instructions.values():
+                self._add(total, computation, instruction)
+            self._counted[computation.name] = total
+        return self._counted[computation.name]
+
+    def _add(self, total: _Total, holder: Computation, instruction: Instruction) -> None:
+        opcode = instruction.opcode
+        if opcode in _FREE or opcode.endswith('-done'):
+            return
+        if opcode == 'while':
+            trips = count_trips(self.program, holder, instruction)
+            if not trips.exact:
+                self.bounded_loops[instruction.name] = trips.count
+            total.add(self._called(instruction, 'body'), trips.count)
+            total.add(self._called(instruction, 'condition'), trips.count)
+            return
+        if opcode == 'conditional':
+            branches = [self.count(self.program.computations[name]) for name in instruction.branches]
+            total.add(max(branches, key=lambda one: (one.cycles, one.flops, one.num_bytes)))
+            return
+        if opcode == 'call' or opcode == 'async-start':
+            inner = self._called(instruction, 'to_apply' if 'to_apply' in instruction.called else 'calls')
+            total.add(_overlapped(inner) if opcode == 'async-start' else inner)
+            return
+        cycles = _CYCLES.search(instruction.attributes)
+        total.cycles += int(cycles[1]) if cycles else 0
+        if kind := _collective_kind(opcode):
+            total.collectives[kind, instruction.name] = self._collective(
+                kind, holder, instruction, exposed=not opcode.endswith('-start')
+            )
+        elif kernel := _kernel(holder, instruction):
+            total.kernels[kernel] = total.kernels.get(kernel, 0) + 1
+            return
+        elif opcode == 'fusion':
+            self._add_fused(total, self.program.computations[instruction.called['calls']])
+        else:
+            total.flops += count_product_flops(holder, instruction)
+        total.num_bytes += self._memory_bytes(holder, instruction)
+
+    def _called(self, instruction: Instruction, attribute: str) -> _Total:
+        return self.count(self.program.computations[instruction.called[attribute]])
+
+    def _add_fused(self, total: _Total, fused: Computation) -> None:
+        """Products and collectives inside a fusion, whose cycles and memory traffic are its own."""
+        for instruction in fused.instructions.values():
+            if instruction.opcode == 'fusion':
+                self._add_fused(total, self.program.computations[instruction.called['calls']])
+            elif kind := _collective_kind(instruction.opcode):
+                # Start, steps and end of one collective are fusions of their own, which share its channel.
+                channel = instruction.attribute(r'channel_id=(\d+)') or instruction.name
+                one = self._collective(kind, fused, instruction, exposed=False)
+                total.collectives[kind, f'channel {channel}'] = one
+            else:
+                total.flops += count_product_flops(fused, instruction)
+
+    def _collective(self, kind: str, holder: Computation, instruction: Instruction, *, exposed: bool) -> Collective:
+        operands = (holder.instructions.get(name) for name in instruction.operands)
+        num_bytes = sum(operand.num_bytes for operand in operands if operand is not None)
+        received = num_bytes * _RECEIVED[kind](_group_size(instruction, self.program.num_devices))
+        return Collective(1, received, received if exposed else 0)
+
+    def _memory_bytes(self, holder: Computation, instruction: Instruction) -> float:
+        """Read and written in device memory: operands and results, and of what is only cut, the cut."""
+        fused = None
+        if instruction.opcode == 'fusion':
+            fused = self.program.computations[instruction.called['calls']]
+        total = 0
+        for index, name in enumerate(instruction.operands):
+            operand = holder.instructions.get(name)
+            if operand is not None:
+                total += _bytes_read(holder, instruction, fused, index, operand)
+        return total + _bytes_written(holder, instruction, fused)
+
+
+def _bytes_read(
+    holder: Computation, instruction: Instruction, fused: Computation | None, index: int, operand: Instruction
+) -> int:
+    whole = _in_memory(operand)
+    if fused is None:
+        if instruction.opcode in ('dynamic-slice', 'slice', 'gather') and index == 0:
+            return min(whole, instruction.num_bytes)
+        if instruction.opcode == 'dynamic-update-slice' and index == 0:
+            return 0
+        return whole
+    parameter = fused.parameters.get(index)
+    users = fused.users.get(parameter.name, []) if parameter is not None else []
+    if parameter is None or not users:
+        return whole if parameter is None else 0
+    cut = 0
+    for user in users:
+        if user.opcode in ('dynamic-slice', 'slice', 'gather') and user.operands[0] == parameter.name:
+            cut += user.num_bytes
+        elif user.opcode != 'dynamic-update-slice' or user.operands[0] != parameter.name:
+            return whole
+    return min(whole, cut)
+
+
+def _bytes_written(holder: Computation, instruction: Instruction, fused: Computation | None) -> int:
+    root, inside = (instruction, holder) if fused is None else (fused.root, fused)
+    while root.opcode == 'bitcast' and inside.operand(root, 0) is not None:
+        root = inside.instructions[root.operands[0]]
+    whole = _in_memory(instruction)
+    if root.opcode == 'dynamic-update-slice':
+        update = inside.operand(root, 1)
+        return min(whole, whole if update is None else update.num_bytes)
+    return whole
+
+
+def _in_memory(instruction: Instruction) -> int:
+    return sum(shape.num_bytes for shape in instruction.shapes if not shape.on_chip)
+
+
+def _overlapped(total: _Total) -> _Total:
+    """The same with collectives that run while others compute."""
+    own = _Total()
+    own.add(total)
+    own.collectives = {key: one._replace(exposed_bytes=0) for key, one in own.collectives.items()}
+    return own
+
+
+def _collective_kind(opcode: str) -> str | None:
+    kind = opcode.removesuffix('-start')
+    return kind if kind in _RECEIVED else None
+
+
+def _group_size(instruction: Instruction, num_devices: int) -> int:
+    """How many devices take part, as `{{0,1},{2,3}}`, `[2,4]<=[8]` or `mesh['a'=2,'b'=4] {'b'}` say."""
+    named = re.search(r'replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}', instruction.attributes)
+    if named:
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", named[1]))
+        axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", named[2])
+        return prod(int(part or sizes[name]) for name, part in axes) if axes else num_devices
+    counted = re.search(r'replica_groups=\[(\d+),(\d+)\]<=', instruction.attributes)
+    if counted:
+        return int(counted[2])
+    listed = re.search(r'replica_groups=\{\{([\d,]*)\}', instruction.attributes)
+    return len(listed[1].split(',')) if listed else num_devices
+
+
+def _kernel(holder: Computation, instruction: Instruction) -> Kernel | None:
+    target = instruction.attribute(r'custom_call_target="([^"]+)"')
+    if instruction.opcode != 'custom-call' or target is None or not target.startswith(_KERNELS):
+        return None
+    operands = [one for name in instruction.operands if (one := holder.instructions.get(name)) is not None]
+    return Kernel(
+        name=re.sub(r'[.\d]+$', '', instruction.name),
+        operands=tuple((shape.dtype, shape.dims) for one in operands for shape in one.shapes),
+        results=tuple((shape.dtype, shape.dims) for shape in instruction.shapes),
+        num_bytes=instruction.num_bytes + sum(one.num_bytes for one in operands),
+        calls=1,
+    )
