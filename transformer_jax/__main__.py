@@ -185,7 +185,7 @@ def sweep(options: argparse.Namespace) -> int:
         baseline=options.baseline,
     )
     trials = run.sweep.select(None if options.points is None else options.points.split(','))
-    run.start(may_write=not options.collect)
+    run.start(may_write=not options.collect, must_exist=options.collect)
     signal = None if options.collect else run.run(trials, at_once=options.jobs)
     succeeded = finish(run, trials)
     if signal is not None:

@@ -268,3 +268,77 @@ def test_the_plots_are_pictures(workplace):
     for name in ('scores.png', 'costs.png'):
         assert (workplace / 'out' / name).read_bytes().startswith(b'\x89PNG')
     assert not list((workplace / 'out').glob('*.writing'))
+
+
+REAL = """
+BASE = {base!r}
+SMALL = {{
+    'model.num_encoder_layers': 1,
+    'model.num_decoder_layers': 1,
+    'model.d_model': 8,
+    'model.d_ff': 12,
+    'model.attention.num_heads': 2,
+    'model.attention.head_dim': 4,
+    'data.num_buckets': 1,
+    'data.copying.num_train': 400,
+    'data.copying.num_validation': 9,
+    'data.copying.num_test': 11,
+    'vocabulary.size': 44,
+    'evaluation.bleu': False,
+    'decoding.method': 'greedy',
+    'checkpoint.every_steps': 1,
+    'logging.every_steps': 1,
+    'logging.tensorboard': False,
+}}
+
+
+def points():
+    for scheme in {schemes!r}:
+        yield scheme, {{**SMALL, 'model.positions': scheme, 'train.steps': 400 if scheme == 'learned' else 3}}
+    yield 'no such kind', {{**SMALL, 'model.attention.kind': 'cubic', 'train.steps': 3}}
+"""
+
+
+@pytest.mark.slow
+def test_eight_real_trainings_of_which_two_fail(tmp_path, capsys):
+    file = tmp_path / 'real.py'
+    file.write_text(REAL.format(base=str(ROOT / 'configs' / 'copy_tiny.py'), schemes=SCHEMES))
+    arguments = ['sweep', f'--config={file}', f'--out={tmp_path / "out"}']
+    killed = []
+
+    def kill():
+        owner = tmp_path / 'out' / 'learned' / 'seed-0' / 'owner.json'
+        while not (owner.exists() and list(owner.parent.glob('checkpoints/*'))):
+            time.sleep(0.02)
+        killed.append(json.loads(owner.read_text())['pid'])
+        os.kill(killed[0], signal.SIGKILL)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    assert command_line.main(arguments) == 1
+    thread.join(1)
+    rows = table(tmp_path)
+    assert list(rows) == [*SCHEMES, 'no such kind']
+    failed = {name: row['reason'] for name, row in rows.items() if row['status'] == 'failed'}
+    assert list(failed) == ['learned', 'no such kind']
+    assert failed['learned'].startswith('train: killed by SIGKILL')
+    assert "'cubic'" in failed['no such kind']
+    for name in SCHEMES:
+        if name != 'learned':
+            row = rows[name]
+            assert row['status'] == 'finished'
+            assert int(row['steps']) == 3
+            assert 0 < float(row['step_seconds']) < float(row['training_seconds'])
+            assert int(row['peak_host_bytes']) > 50 << 20
+            assert int(row['parameters']) > 0
+            assert float(row['score_low']) <= float(row['score']) <= float(row['score_high'])
+
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / 'out').glob('*/seed-0.log')}
+    assert command_line.main(arguments) == 1
+    rows = table(tmp_path)
+    assert [name for name, row in rows.items() if row['status'] == 'failed'] == ['no such kind']
+    again = [path.parent.name for path, time in before.items() if path.stat().st_mtime_ns != time]
+    assert sorted(again) == ['learned', 'no_such_kind']
+    log = (tmp_path / 'out' / 'learned' / 'seed-0.log').read_text()
+    assert 'resumes after step' in log
+    assert int(rows['learned']['steps']) == 400

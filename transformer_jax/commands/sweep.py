@@ -30,6 +30,7 @@ def open_sweep(
     runs: str | os.PathLike[str] | None = None,
     split: str | None = None,
     baseline: str | None = None,
+    train_command: TrainCommand | None = None,
 ) -> 'SweepRun':
     """The sweep of a file and its folder. What is None, and all that `config` None leaves unsaid, is as it was there.
 
@@ -44,7 +45,11 @@ def open_sweep(
     folder = SweepFolder(out, runs or record.get('runs'))
     sweep = load_sweep(config or record['file'], changes, seeds)
     return SweepRun(
-        sweep, folder, split=split or record.get('split', 'test'), baseline=baseline or record.get('baseline')
+        sweep,
+        folder,
+        split=split or record.get('split', 'test'),
+        baseline=baseline or record.get('baseline'),
+        train_command=train_command,
     )
 
 
@@ -57,7 +62,7 @@ class SweepRun:
         split: what is scored.
         baseline: the point that others are compared with, by name or folder; None = the first.
         program: the command that trains and evaluates, without its verb; None = this package.
-        train_command: the whole command that trains one trial, where that is not a process of this machine.
+        train_command: makes the command that trains a trial, where that is not a process of this machine.
     """
 
     def __init__(
@@ -80,9 +85,10 @@ class SweepRun:
         self._held: dict[str, Any] = {}
         self.states: dict[str, TrialState] = {}
 
-    def start(self, *, may_write: bool) -> None:
+    def start(self, *, may_write: bool, must_exist: bool = False) -> None:
         """Takes the folder, and reads where each training stands. Raises `ConfigError` for another sweep's folder."""
-        self.folder.start(self.sweep, may_write=may_write, split=self.split, baseline=self.baseline)
+        entries = {'split': self.split, 'baseline': self.baseline}
+        self.folder.start(self.sweep, may_write=may_write, must_exist=must_exist, **entries)
         self.states = {name: self.folder.state(self.sweep, trial, self.split) for name, trial in self._trials.items()}
         others = self.folder.others(self.sweep)
         if others:
@@ -105,6 +111,10 @@ class SweepRun:
                 self._release(job.name)
             self._board.clear()
             return stop.signals[0] if stop.signals else None
+
+    def commands(self, trial: Trial) -> list[tuple[str, Sequence[str]]]:
+        """What brings a trial from nothing to its scores: what each command does, and the command."""
+        return [('train', self._train_command(self, trial)), ('evaluate', self.command_to_evaluate(trial))]
 
     def rows(self) -> list[Row]:
         """The table as it stands."""
@@ -142,8 +152,7 @@ class SweepRun:
                 continue
             self._before[trial.name] = self.folder.evaluations(trial)
             self.states[trial.name] = TrialState('running')
-            stages = [('train', self._train_command(self, trial)), ('evaluate', self.command_to_evaluate(trial))]
-            job = jobs.Job(trial.name, stages, self.folder.log(trial))
+            job = jobs.Job(trial.name, self.commands(trial), self.folder.log(trial))
             self._board.begin(job)
             self._refresh()
             yield job

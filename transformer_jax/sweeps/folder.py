@@ -77,8 +77,8 @@ class SweepFolder:
         """What `start` wrote; None for a folder that holds no sweep."""
         return _read_json(self.record) if self.record.exists() else None
 
-    def start(self, sweep: Sweep, *, may_write: bool = True, **entries: Any) -> None:
-        """Makes the folder of a new sweep, or sees that the one here is this one. Raises RunFolderError.
+    def start(self, sweep: Sweep, *, may_write: bool, must_exist: bool = False, **entries: Any) -> None:
+        """Makes the folder of a new sweep if it `may_write`, or sees that the one here is this one. RunFolderError.
 
         Trainings that are here must be what the sweep now asks for, up to fields that a resume may change. The record
         takes the sweep's file, changes and seeds, and `entries`.
@@ -88,7 +88,7 @@ class SweepFolder:
             raise RunFolderError(f'{self.path} is on an object store; only the run folders of a sweep may lie there')
         if record is None and self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise RunFolderError(f'{self.path} is not empty and holds no sweep (no sweep.json); give a new folder')
-        if record is None and not may_write:
+        if record is None and must_exist:
             raise RunFolderError(f'there is no sweep in {self.path}')
         if record is not None and record.get('name') != sweep.name:
             raise RunFolderError(
@@ -107,7 +107,7 @@ class SweepFolder:
         """Where a training stands, by what is on disk."""
         outcome = self._read_outcome(trial)
         if outcome is None:
-            return TrialState('unfinished' if self.run_dir(trial).exists() else 'waiting')
+            return TrialState('unfinished' if self.log(trial).exists() else 'waiting')
         if outcome.status == 'failed':
             return TrialState('failed', outcome.reason, outcome)
         changed = _differences(outcome.config or {}, plain(sweep.resolve(trial)))
@@ -154,17 +154,24 @@ class SweepFolder:
     def _refuse_changed(self, sweep: Sweep) -> None:
         rows = []
         for trial in sweep.trials():
-            run = RunFolder(self.run_dir(trial))
-            config = self._resolve(sweep, trial)
-            if config is None or not run.config.exists():
+            config, trained = self._resolve(sweep, trial), self._read_trained(trial)
+            if config is None or trained is None:
                 continue
-            for name, old, new in fixed_differences(run.read_config(), plain(config)):
+            for name, old, new in fixed_differences(trained, plain(config)):
                 rows.append(f'  {trial.name}: {name} was {old!r}, is {new!r} now')
         if rows:
             raise RunFolderError(
                 f'{self.path} holds trainings that are no longer what the sweep asks for:\n' + '\n'.join(rows) + '\n'
                 'Give another folder, or move these trainings away to have them done anew'
             )
+
+    def _read_trained(self, trial: Trial) -> Mapping[str, Any] | None:
+        """The config of a training; None before it has one, and while it has one on an object store alone."""
+        if files.is_local(self.runs):
+            run = RunFolder(self.run_dir(trial))
+            return run.read_config() if run.config.exists() else None
+        outcome = self._read_outcome(trial)
+        return None if outcome is None else outcome.config
 
     @staticmethod
     def _resolve(sweep: Sweep, trial: Trial) -> Config | None:
