@@ -276,6 +276,21 @@ def test_evaluation_sees_every_pair_once(tmp_path, count, rows_multiple):
     assert sorted(np.concatenate([b.pair_ids for b in first])) == list(range(min(5, count)))
 
 
+@pytest.mark.parametrize('batching', ['buckets', 'packing'])
+def test_lengths_are_multiples_where_devices_split_them(corpus, batching):
+    source, prepared = corpus
+    batches = make_batches(prepared, batching=batching, max_length=31, length_multiple=4, rows_multiple=2)
+    assert len(batches.buckets) == (1 if batching == 'packing' else 4)
+    for bucket in batches.buckets:
+        assert bucket.source_length % 4 == bucket.target_length % 4 == bucket.rows % 2 == 0
+        assert bucket.rows * bucket.target_length <= 512
+    seen = [pair for index in range(batches.batches_in_epoch()) for pair in batches.batch(index).pair_ids]
+    assert sorted(seen) == np.flatnonzero(np.maximum(prepared.source_lengths, prepared.target_lengths) <= 31).tolist()
+    check_batch(batches.batch(0), source)
+    found = evaluation_batches(prepared, vocabulary=NumberVocabulary(), batch_tokens=257, length_multiple=8)
+    assert {one.batch.inputs.shape[1] % 8 for one in found} == {0}
+
+
 def test_evaluation_keeps_pairs_longer_than_any_budget(tmp_path):
     source = NumberSource(5)
     source.pairs[3] = ([7] * 5000, [8, 9])

@@ -33,16 +33,15 @@ from transformer_jax.attention.block_passes import (
 )
 from transformer_jax.attention.mask import Mask
 from transformer_jax.attention.variant import Options
+from transformer_jax.parallel.mesh import MODEL, ROWS, SEQUENCE
+from transformer_jax.parallel.rules import ambient_mesh
 from transformer_jax.shapes import Array, Float
-
-SEQUENCE = 'sequence'
-_ROWS, _HEADS = ('data', 'fsdp'), 'model'
 
 
 def num_sequence_shards() -> int:
     """How many ways the current mesh splits lengths; 1 where there is no mesh, or a region has split them by hand."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty or SEQUENCE in mesh.manual_axes else mesh.shape.get(SEQUENCE, 1)
+    mesh = ambient_mesh()
+    return 1 if mesh is None else mesh.shape.get(SEQUENCE, 1)
 
 
 def ring_attention(
@@ -64,7 +63,7 @@ def ring_attention(
     if num_heads % ways.heads:
         fits = [n for n in range(1, ways.heads + 1) if num_heads % n == 0 and ways.heads % n == 0]
         raise ValueError(
-            f'{num_heads} heads can not be split {ways.heads} ways, the size of mesh axis {_HEADS!r}; '
+            f'{num_heads} heads can not be split {ways.heads} ways, the size of mesh axis {MODEL!r}; '
             f'{" or ".join(map(str, fits))} ways fit, and so do multiples of {ways.heads} heads'
         )
     repeats = math.lcm(k.shape[2], ways.heads) // k.shape[2]
@@ -103,9 +102,9 @@ class _Ways(NamedTuple):
     @classmethod
     def of_mesh(cls) -> '_Ways':
         sizes = jax.sharding.get_abstract_mesh().shape
-        row_axes = tuple(axis for axis in _ROWS if axis in sizes)
+        row_axes = tuple(axis for axis in ROWS if axis in sizes)
         rows = math.prod(sizes[axis] for axis in row_axes)
-        return cls(rows, sizes.get(_HEADS, 1), sizes[SEQUENCE], row_axes, _HEADS if _HEADS in sizes else None)
+        return cls(rows, sizes.get(MODEL, 1), sizes[SEQUENCE], row_axes, MODEL if MODEL in sizes else None)
 
 
 class _Kept(NamedTuple):

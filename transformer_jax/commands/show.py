@@ -18,7 +18,7 @@ from transformer_jax.data.prepared import prepare
 from transformer_jax.data.vocabulary import load_vocabulary
 from transformer_jax.models.interface import Model
 from transformer_jax.overlay import config_to_dict, fixed_differences
-from transformer_jax.parallel.mesh import make_mesh, num_data_shards
+from transformer_jax.parallel.mesh import SEQUENCE, make_mesh, num_data_shards
 from transformer_jax.training.parameter_count import count_parameters
 
 
@@ -41,7 +41,7 @@ def describe(config: Config, run_dir: str | os.PathLike[str] | None) -> Iterator
     sizes = ', '.join(f'{name} {size}' for name, size in mesh.shape.items())
     yield f'mesh: {sizes} ({mesh.devices.flat[0].device_kind})'
     yield ''
-    yield from _describe_batches(config, run_dir, num_data_shards(mesh))
+    yield from _describe_batches(config, run_dir, num_data_shards(mesh), mesh.shape[SEQUENCE])
 
 
 def _build(config: Config, run_dir: str | os.PathLike[str] | None) -> Model:
@@ -74,7 +74,9 @@ def _shapes(model: Model) -> Any:
     return jax.eval_shape(model.init, jax.random.key(0))
 
 
-def _describe_batches(config: Config, run_dir: str | os.PathLike[str] | None, num_shards: int) -> Iterator[str]:
+def _describe_batches(
+    config: Config, run_dir: str | os.PathLike[str] | None, row_shards: int, sequence_shards: int
+) -> Iterator[str]:
     folder = None if run_dir is None else RunFolder(run_dir)
     cache = None if folder is None else epath.Path(config.data.cache_dir or folder.data)
     if folder is None or cache is None or not folder.vocabulary.exists() or not list(cache.glob('train-*')):
@@ -89,7 +91,8 @@ def _describe_batches(config: Config, run_dir: str | os.PathLike[str] | None, nu
         config.data,
         vocabulary=vocabulary,
         seed=config.seed,
-        rows_multiple=num_shards,
+        rows_multiple=row_shards,
+        length_multiple=sequence_shards,
         group=config.train.accumulation,
         report=notes.append,
     )

@@ -18,7 +18,7 @@ from transformer_jax.data.pipeline import TrainingBatches
 from transformer_jax.evaluation.evaluator import Evaluator
 from transformer_jax.models.interface import Model
 from transformer_jax.overlay import config_to_dict, fixed_differences
-from transformer_jax.parallel.mesh import make_mesh, num_data_shards, rows_of_process
+from transformer_jax.parallel.mesh import SEQUENCE, make_mesh, num_data_shards, rows_of_process
 from transformer_jax.training.loop import train
 from transformer_jax.training.peak_memory import measure_peak_memory
 from transformer_jax.training.reporting import Reporter
@@ -79,6 +79,7 @@ def _prepare(
         vocabulary=vocabulary,
         seed=config.seed,
         rows_multiple=num_data_shards(mesh),
+        length_multiple=mesh.shape[SEQUENCE],
         group=config.train.accumulation,
         host_index=host_index,
         num_hosts=num_hosts,

@@ -6,7 +6,7 @@ end leaves unfilled included.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -155,7 +155,8 @@ def _split(pairs: np.ndarray, capacity: int) -> list[np.ndarray]:
     return [pairs[start : start + capacity] for start in range(0, len(pairs), capacity)]
 
 
-def _round_up(count: int, multiple: int) -> int:
+def round_up(count: Any, multiple: int) -> Any:
+    """The least multiple that is not below; of a number or of each number of an array."""
     return -(-count // multiple) * multiple
 
 
@@ -193,7 +194,7 @@ class _Cells:
         """Slots of an epoch, unfilled rows included."""
         total = 0
         for bucket, count in zip(self.buckets(limits), self.count_pairs(limits), strict=True):
-            total += _round_up(count, bucket.rows * self._group) * bucket.row_slots
+            total += round_up(count, bucket.rows * self._group) * bucket.row_slots
         return total
 
     def reduce_slots(self, limits: np.ndarray) -> np.ndarray:
@@ -283,6 +284,6 @@ def _drop_unused(cells: _Cells, limits: np.ndarray, rows_multiple: int, group: i
             break
         limits = limits[kept]
     if len(buckets) == 1:  # fewer pairs than one batch holds
-        rows = _round_up(_round_up(counts[0], group) // group, rows_multiple)
+        rows = round_up(round_up(counts[0], group) // group, rows_multiple)
         return (buckets[0]._replace(rows=min(buckets[0].rows, rows)),)
     return tuple(sorted(buckets, key=lambda bucket: (bucket.row_slots, bucket)))

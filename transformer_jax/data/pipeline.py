@@ -25,7 +25,8 @@ _EPOCHS_KEPT = 2  # plans in memory: prefetching crosses from one epoch into the
 class TrainingBatches:
     """The training batches of one host: the same bucket on every host at every step, each with its own rows.
 
-    `rows_multiple` is the number of data shards; `group` consecutive batches share a bucket (gradient accumulation).
+    `rows_multiple` is the number of data shards, and lengths are multiples of `length_multiple`; `group` consecutive
+    batches share a bucket (gradient accumulation).
     Pairs longer than `config.max_length` are dropped, counted in `dropped` and reported. Raises `ConfigError` when no
     pair is left or the token budget is too small for the shards.
     """
@@ -38,6 +39,7 @@ class TrainingBatches:
         vocabulary: Vocabulary,
         seed: int,
         rows_multiple: int = 1,
+        length_multiple: int = 1,
         group: int = 1,
         host_index: int = 0,
         num_hosts: int = 1,
@@ -57,7 +59,7 @@ class TrainingBatches:
             raise ConfigError(f'no training pair is within config.data.max_length {config.max_length}')
         lengths = prepared.source_lengths[self._kept], prepared.target_lengths[self._kept]
         planner = _PackedPlanner if config.batching == 'packing' else _BucketPlanner
-        self._planner = planner(lengths, config, seed, rows_multiple, group)
+        self._planner = planner(lengths, config, seed, (rows_multiple, length_multiple), group)
         self.buckets: tuple[Bucket, ...] = self._planner.buckets
         self._plans: dict[int, list[_Rows]] = {}
         self._lock = threading.Lock()
@@ -107,6 +109,7 @@ def evaluation_batches(
     vocabulary: Vocabulary,
     batch_tokens: int,
     rows_multiple: int = 1,
+    length_multiple: int = 1,
     max_pairs: int | None = None,
     host_index: int = 0,
     num_hosts: int = 1,
@@ -114,11 +117,12 @@ def evaluation_batches(
     """Every pair (or the first `max_pairs`) exactly once, whatever its length; the last rows of a shape may be empty.
 
     Both sides are padded to the same few lengths (8, 12, 16, 24, 32, 48, ...), so the number of shapes grows with the
-    logarithm of the longest pair. A pair longer than `batch_tokens` still gets a batch.
+    logarithm of the longest pair, and are multiples of `length_multiple`. A pair longer than `batch_tokens` still gets
+    a batch.
     """
     host = _Host(host_index, num_hosts, rows_multiple)
     longest = np.maximum(prepared.source_lengths, prepared.target_lengths)[:max_pairs]
-    padded = np.minimum(_round_to_ladder(longest), longest.max())
+    padded = bucketing.round_up(np.minimum(_round_to_ladder(longest), longest.max()), length_multiple)
     for length in np.unique(padded):
         pairs = np.flatnonzero(padded == length)
         rows = max(batch_tokens // (int(length) * rows_multiple), 1) * rows_multiple
@@ -180,14 +184,19 @@ class _Host:
 
 class _BucketPlanner:
     def __init__(
-        self, lengths: tuple[np.ndarray, np.ndarray], config: DataConfig, seed: int, multiple: int, group: int
+        self,
+        lengths: tuple[np.ndarray, np.ndarray],
+        config: DataConfig,
+        seed: int,
+        multiples: tuple[int, int],
+        group: int,
     ):
         self.buckets = bucketing.choose_buckets(
-            *lengths,
+            *(bucketing.round_up(side, multiples[1]) for side in lengths),
             batch_tokens=config.batch_tokens,
             num_buckets=config.num_buckets,
-            rows_multiple=multiple,
-            max_length=config.max_length,
+            rows_multiple=multiples[0],
+            max_length=bucketing.round_up(config.max_length, multiples[1]),
             group=group,
         )
         self._assigned = bucketing.assign_buckets(*lengths, self.buckets)
@@ -205,12 +214,17 @@ class _BucketPlanner:
 
 class _PackedPlanner:
     def __init__(
-        self, lengths: tuple[np.ndarray, np.ndarray], config: DataConfig, seed: int, multiple: int, group: int
+        self,
+        lengths: tuple[np.ndarray, np.ndarray],
+        config: DataConfig,
+        seed: int,
+        multiples: tuple[int, int],
+        group: int,
     ):
-        length = config.max_length
-        rows = config.batch_tokens // length // multiple * multiple
+        length = bucketing.round_up(config.max_length, multiples[1])
+        rows = config.batch_tokens // length // multiples[0] * multiples[0]
         if not rows:
-            raise bucketing.budget_error(config.batch_tokens, multiple, length)
+            raise bucketing.budget_error(config.batch_tokens, multiples[0], length)
         self.buckets = (Bucket(length, length, rows),)
         self._lengths, self._seed, self._group = lengths, seed, group
         self._packing = packing.pack_pairs(*lengths, max_length=length, seed=seed)

@@ -30,7 +30,7 @@ from transformer_jax.evaluation.bleu import (
 )
 from transformer_jax.models.interface import TRANSLATION, Model
 from transformer_jax.models.likelihood import score_tokens
-from transformer_jax.parallel.mesh import num_data_shards, place_batch, replicated, rows_of_process
+from transformer_jax.parallel.mesh import SEQUENCE, num_data_shards, place_batch, replicated, rows_of_process
 from transformer_jax.shapes import Array, Int, Params
 
 
@@ -238,6 +238,7 @@ class Evaluator:
             vocabulary=self._vocabulary,
             batch_tokens=self._batch_tokens,
             rows_multiple=1 if self._mesh is None else num_data_shards(self._mesh),
+            length_multiple=1 if self._mesh is None else self._mesh.shape[SEQUENCE],
             max_pairs=len(self._pairs),
         )
         for loaded in batches:

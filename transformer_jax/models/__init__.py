@@ -47,6 +47,7 @@ def validate(config: Config) -> None:
     positions.check(model, [name for name in _attention_uses(model) if name != 'cross'])
     for use in uses_of_attention(config):
         attention.check(use, f'config.model.{use.name}')
+    _check_sequence(config)
     _check_task(config)
     data.check(config)
 
@@ -54,6 +55,20 @@ def validate(config: Config) -> None:
 def task_of(config: ModelConfig) -> Task:
     """What a model of this config is for."""
     return MODELS[config.family].task_of(config)
+
+
+def _check_sequence(config: Config) -> None:
+    """Refuses to split lengths where tokens are mixed by something that runs over them."""
+    ways, model = config.execution.mesh.sequence, config.model
+    mixings = {f'config.model.{side}_mixing': getattr(model, f'{side}_mixing') for side in ('encoder', 'decoder')}
+    if model.family in ('recurrent', 'convolutional'):
+        mixings = {'config.model.family': model.family}
+    for path, mixing in mixings.items():
+        if ways > 1 and mixing != 'attention':
+            raise ConfigError(
+                f'config.execution.mesh.sequence is {ways}, but {path} is {mixing!r}: lengths are split for attention '
+                'alone; leave it 1 and split rows (data, fsdp) or heads and widths (model)'
+            )
 
 
 def _check_task(config: Config) -> None:
@@ -81,6 +96,7 @@ def uses_of_attention(config: Config) -> list[Use]:
             platform=target_platform(),
             decodes=decodes,
             max_length=model.max_length,
+            sequence_shards=config.execution.mesh.sequence,
             **more,
         )
 
