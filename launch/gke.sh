@@ -87,7 +87,7 @@ case "$command" in
 esac
 parse_flags "$value_flags" "$switches" "$@"
 require "$command" --name
-check_form --name "$name" '[a-z]([-a-z0-9]{0,38}[a-z0-9])?' 'at most 40 small letters, digits and -, as pods are named after it'
+check_form --name "$name" '[a-z]([-a-z0-9]{0,38}[a-z0-9])?' 'at most 40 small letters, digits and -'
 check_form --namespace "$namespace" '[a-z0-9]([-a-z0-9]*[a-z0-9])?' 'small letters, digits and -'
 if [[ "$command" == submit ]]; then
   require submit --image --accelerator --topology --config --run

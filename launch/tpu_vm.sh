@@ -13,8 +13,8 @@
 #   tail     follows the log of one worker: [--worker 0]
 #   fetch    copies the run folder back, where it is no gs:// one: --run DIR [--to FOLDER] [--worker 0]
 #   delete   deletes the TPU and all that is on it: asks first, unless --yes
-#   watch    create, setup and train in one, with the flags of all three; then looks every --poll-seconds (30), and after
-#            a preemption asks for the TPU again and goes on, until the training has ended: --run gs://...
+#   watch    create, setup and train in one, with the flags of all three; then looks every --poll-seconds (30), and
+#            after a preemption asks for the TPU again and goes on, until the training has ended: --run gs://...
 #            [--delete-when-done]
 #
 # --dry-run prints the exact commands and runs none. On a slice, --run must be a folder that all workers see (gs://...).
@@ -122,7 +122,9 @@ train() {
   on_worker all "bash $worker_script start $words"
 }
 
-show_status() { on_worker all "if [ -e $worker_script ]; then bash $worker_script status; else echo 'training: none'; fi"; }
+show_status() {
+  on_worker all "if [ -e $worker_script ]; then bash $worker_script status; else echo 'training: none'; fi"
+}
 
 fetch() {
   local target="${to:-$run}" source="$run"
@@ -221,11 +223,11 @@ case "$command" in
   watch)
     require watch --accelerator-type --runtime-version --run --config
     require_config_of_checkout "$config"
-    [[ "$run" == gs://* ]] || fail "--run is '$run'; what a preemption must not take has to be in a bucket, as gs://..." ;;
+    [[ "$run" == gs://* ]] || fail "--run is '$run'; what is to outlast a preemption must be in a bucket, as gs://..." ;;
 esac
 place=(--zone="$zone")
 [[ -z "$project" ]] || place+=(--project="$project")
-[[ -n "$dry_run" ]] || command -v gcloud >/dev/null || fail 'gcloud is not on the PATH; it comes with the Google Cloud CLI'
+[[ -n "$dry_run" ]] || command -v gcloud >/dev/null || fail 'gcloud (of the Google Cloud CLI) is not on the PATH'
 
 case "$command" in
   create) create && wait_until_active ;;

@@ -25,7 +25,7 @@ def test_shellcheck_passes():
     assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.parametrize('name', [*SCRIPTS, 'launch/gke.yaml'])
+@pytest.mark.parametrize('name', [*SCRIPTS, 'launch/gke.yaml', 'launch/colab.ipynb'])
 def test_no_address_is_written_down(name):
     text = (ROOT / name).read_text()
     assert not re.findall(r'(?:https?|ssh|git)://[^\s"\']+|[\w.-]+\.(?:com|org|io|dev|net)/[\w-]+/', text), name

@@ -207,7 +207,7 @@ def test_delete_asks_first(gcloud):
         (['train', *WHERE, '--run=r'], 'train needs --config'),
         (['train', *WHERE, '--run=r', '--config=configs/none.py:a'], "--config is 'configs/none.py:a'; the file must"),
         (['train', *WHERE, '--run=r', f'--config={ROOT}/configs/quickstart.py'], 'must lie in the checkout'),
-        (['watch', *WHERE, *SIZE, RUN[0], '--run=runs/x'], "--run is 'runs/x'; what a preemption must not take"),
+        (['watch', *WHERE, *SIZE, RUN[0], '--run=runs/x'], "--run is 'runs/x'; what is to outlast a preemption"),
         (['start'], "unknown command 'start'"),
         (['train', '--nmae=x'], 'unknown flag --nmae=x; there are --name --zone'),
         (['train', '--name'], '--name needs a value'),
@@ -227,7 +227,7 @@ def test_a_missing_gcloud_is_named(gcloud, tmp_path):
     for name in ('bash', 'dirname', 'sed'):
         (tools / name).symlink_to(shutil.which(name))
     result = gcloud.run(SCRIPT, 'delete', *WHERE, '--yes', code=2, PATH=str(tools))
-    assert 'gcloud is not on the PATH' in result.stderr
+    assert 'gcloud (of the Google Cloud CLI) is not on the PATH' in result.stderr
     assert gcloud.run(SCRIPT, 'delete', *WHERE, '--dry-run', PATH=str(tools)).stdout == f'{shlex.join(DELETE)}\n'
 
 

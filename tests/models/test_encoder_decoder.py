@@ -40,6 +40,29 @@ def test_logits_equal_the_loops(variant: str) -> None:
     oracles.assert_close(compute_logits(model, params, BATCH), expected[..., :V])
 
 
+def test_every_layer_gives_its_attention_weights_when_asked() -> None:
+    """For all layers at once: nothing where the mask hides, and 1 over what a query sees."""
+    model = make_model()
+    params = make_params(model)
+    batch = jax.tree.map(jnp.asarray, BATCH)
+    shifted = shift_right(batch.targets, batch.target_positions, START)
+    hidden, kept = jax.jit(functools.partial(model.module.apply, mutable='weights'))({'params': params}, batch, shifted)
+    assert_equal = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
+    assert_equal(hidden, jax.jit(model.hidden)(params, batch))
+    rows, T, S = (*BATCH.targets.shape, BATCH.inputs.shape[1])
+    real_sources = np.asarray(BATCH.input_segment_ids) > 0
+    decoder = kept['weights']['decoder']['layers']
+    (cross,), (own,) = decoder['cross_attention']['weights'], decoder['self_attention']['weights']
+    (encoder,) = kept['weights']['encoder']['layers']['self_attention']['weights']
+    assert cross.shape == (3, rows, 3, T, S)
+    assert own.shape == (3, rows, 3, T, T)
+    assert encoder.shape == (2, rows, 3, S, S)
+    assert not np.asarray(cross)[:, ~np.broadcast_to(real_sources[:, None, None], (rows, 3, T, S))].any()
+    assert not np.asarray(own)[..., np.triu(np.ones((T, T), bool), 1)].any()
+    targets = real_targets(BATCH)
+    assert_equal(np.moveaxis(np.asarray(cross).sum(-1), 2, -1)[:, targets], 1)
+
+
 @pytest.mark.parametrize(
     'variant', [pytest.param(name, marks=[] if name == 'paper' else pytest.mark.slow) for name in VARIANTS]
 )

@@ -206,7 +206,7 @@ class Stack(nn.Module):
 
         scanned = nn.scan(
             body,
-            variable_axes={'params': 0},
+            variable_axes={'params': 0, 'weights': 0},  # attention weights are there only where they are asked for
             split_rngs={'params': True, 'dropout': True},
             in_axes=(0, *(nn.broadcast,) * len(context)),  # pyright: ignore[reportArgumentType]
             length=self.num_layers,
