@@ -84,6 +84,7 @@ class SweepRun:
         self._before: dict[str, set[str]] = {}
         self._held: dict[str, Any] = {}
         self.states: dict[str, TrialState] = {}
+        self.written: list[str] = []  # the tables and plots, by their names in the folder
 
     def start(self, *, may_write: bool, must_exist: bool = False) -> None:
         """Takes the folder, and reads where each training stands. Raises `ConfigError` for another sweep's folder."""
@@ -130,9 +131,10 @@ class SweepRun:
             notes = table.explain(self.baseline_name, rows)
             files.write_whole(self.folder.path / 'results.csv', table.to_csv(rows))
             files.write_whole(self.folder.path / 'results.md', table.to_markdown(self.sweep.name, rows, notes))
+            self.written = ['results.csv', 'results.md']
             if with_plots:
                 try:
-                    plots.draw(Path(self.folder.path), rows, self.baseline_name)
+                    self.written += [path.name for path in plots.draw(Path(self.folder.path), rows, self.baseline_name)]
                 except ImportError:
                     self._board.say("no plots: they need matplotlib; pip install 'transformer-jax[viz]' brings it")
         return rows
@@ -233,5 +235,5 @@ def finish(run: SweepRun, trials: Sequence[Trial]) -> bool:
     if failed:
         logs = run.folder.path / '<point>' / 'seed-N.log'
         print(f'{len(failed)} failed: {", ".join(failed)}; {logs} has their words, the same command tries again')
-    print(f'{run.folder.path}: results.csv, results.md')
+    print(f'{run.folder.path}: {", ".join(run.written)}')
     return not failed

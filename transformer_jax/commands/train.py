@@ -49,10 +49,9 @@ def train_run(config: Config, run_dir: str | os.PathLike[str]) -> int | None:
         ):
             reporter.say(_describe_batches(batches))
             reporter.say(_describe_attention(config))
-            try:
-                return train(config, model, batches, store, reporter, mesh, evaluate=evaluate)
-            finally:
-                folder.update_record(peak_memory=measure_peak_memory(folder.read_record().get('peak_memory')))
+            signal = train(config, model, batches, store, reporter, mesh, evaluate=evaluate)
+            folder.update_record(peak_memory=measure_peak_memory(folder.read_record().get('peak_memory')))
+            return signal
 
 
 def _prepare(

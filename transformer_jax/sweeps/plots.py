@@ -50,7 +50,7 @@ def _draw_scores(figure, rows: Sequence[Row], label: str, baseline: str) -> None
             axes.axvline(row.score, color='tab:orange', linewidth=0.8, linestyle=':')
     axes.set_yticks(range(len(rows)), [row.point for row in reversed(rows)])
     axes.set_ylim(-0.7, len(rows) - 0.3)
-    axes.set_xlabel(f'{label} (bars: 95 % of bootstrap resamples; {baseline} in orange)')
+    axes.set_xlabel(f'{label} (bars: 95 % of bootstrap resamples; orange: the baseline, {baseline})')
 
 
 def _draw_costs(figure, rows: Sequence[Row], label: str) -> None:

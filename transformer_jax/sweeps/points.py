@@ -60,10 +60,7 @@ class Sweep:
         """The whole config of one training. Raises `ConfigError` for a point whose changes make none."""
         if trial.name in self._resolved:
             return self._resolved[trial.name]
-        changes = {**trial.point.changes, 'seed': trial.seed}
-        config = overlay(self.config, changes)
-        if config != overlay(self.config, {path: spell(value) for path, value in changes.items()}):
-            raise ConfigError(f'point {trial.point.name!r} has values that a command line can not say: {changes}')
+        config = overlay(self.config, {**trial.point.changes, 'seed': trial.seed})
         self._resolved[trial.name] = config
         return config
 
@@ -148,12 +145,13 @@ def _refuse_clashes(file: str, points: Sequence[Point], taken: set[str]) -> None
         raise ConfigError(f'{file} yields no points')
     seen: dict[str, str] = {}
     for point in points:
-        other = seen.setdefault(point.folder.casefold(), point.name)
-        if other is not point.name:
+        folder = point.folder.casefold()  # some disks do not tell large letters from small ones
+        if folder in seen:
             raise ConfigError(
-                f'{file} has points {other!r} and {point.name!r}, which would share the folder {point.folder}; '
+                f'{file} has points {seen[folder]!r} and {point.name!r}, which would share the folder {point.folder}; '
                 'give each a name of its own'
             )
+        seen[folder] = point.name
         for path in sorted(taken & point.changes.keys()):
             raise ConfigError(
                 f'config.{path} is set for all points, but point {point.name!r} of {file} sets it too; '
