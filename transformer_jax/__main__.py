@@ -55,6 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
 
 
+def _explain(error: BaseException) -> tuple[str, int]:
+    """What a process of several says before it ends, and its exit code: as `main` does for the only one."""
+    if isinstance(error, KeyboardInterrupt):
+        return 'transformer-jax train: interrupted', _BY_SIGNAL + _SIGINT
+    code = _judge(error) if isinstance(error, Exception) else FAILED
+    if code is None:
+        return ''.join(traceback.format_exception(error)), FAILED
+    return f'transformer-jax train: {error}', code
+
+
 def _judge(error: Exception) -> int | None:
     """The exit code of an error whose message says all that is needed: one that this package raised itself."""
     raised_here = Path(traceback.extract_tb(error.__traceback__)[-1].filename).is_relative_to(Path(__file__).parent)
@@ -69,8 +79,16 @@ def _judge(error: Exception) -> int | None:
 def train(options: argparse.Namespace) -> int:
     """Trains a run, or goes on with it when its folder holds one."""
     from transformer_jax.commands.train import train_run
+    from transformer_jax.parallel.cluster import find_job
+    from transformer_jax.parallel.hosts import join
+    from transformer_jax.training.profiling import parse_steps
 
-    signal = train_run(_load_config(options), options.run)
+    profile_steps = None if options.profile_steps is None else parse_steps(options.profile_steps)
+    config = _load_config(options)
+    limits = config.execution.hosts
+    job = find_job(options.coordinator, options.num_processes, options.process_id, timeout_seconds=limits.start_seconds)
+    with join(job, limits, _explain) as hosts:
+        signal = train_run(config, options.run, hosts, profile_steps=profile_steps)
     return DONE if signal is None else _BY_SIGNAL + signal
 
 
@@ -262,7 +280,18 @@ def _add_train(verbs: Any) -> None:
         'run stopped; there another config is refused, but for fields that change no result (steps, logging, ...).',
         _CONFIG_FILE + _CONFIG_FIELD,
     )
-    verb.add_argument('--config', metavar='FILE[:ARGS]', help='the config; may be left out to go on with a run')
+    add = verb.add_argument
+    add('--config', metavar='FILE[:ARGS]', help='the config; may be left out to go on with a run')
+    add('--profile-steps', metavar='A:B', help='trace updates A to B for the profile page of TensorBoard')
+    several = verb.add_argument_group(
+        'several processes',
+        'Found by themselves on Cloud TPU, under srun and in indexed Kubernetes Jobs; elsewhere give all three. The\n'
+        'run folder must be on a disk that all share, or gs://.',
+    )
+    add = several.add_argument
+    add('--coordinator', metavar='HOST:PORT', help='where process 0 is; or JAX_COORDINATOR_ADDRESS')
+    add('--num-processes', type=int, metavar='N', help='or JAX_NUM_PROCESSES; 1: this process alone, whatever is found')
+    add('--process-id', type=int, metavar='I', help='0 to N-1; or JAX_PROCESS_ID')
 
 
 def _add_evaluate(verbs: Any) -> None:

@@ -344,10 +344,20 @@ class MeshConfig:
 
 
 @dataclass(frozen=True)
+class HostsConfig:
+    """How long the processes of a job wait for one another, in seconds."""
+
+    start_seconds: int = _count(300, free=True)  # for all of them to come
+    silence_seconds: int = _count(30, free=True)  # without a sign of life before a process counts as lost
+    stall_seconds: int | None = _count(900, free=True)  # for one update, or its data; None = as long as it takes
+
+
+@dataclass(frozen=True)
 class ExecutionConfig:
     """How the same mathematics is run; everything here may differ between two runs of one model."""
 
     mesh: MeshConfig = _group(MeshConfig)
+    hosts: HostsConfig = _group(HostsConfig)
     unroll: int | None = _count(None, free=True)  # layers a loop turn holds; None = all of them, no loop
     remat: str = option('none', choices=('none', 'full', 'dots'), free=True)
     compilation_cache: str | None = option(None, free=True)  # folder of compiled programs; None = off

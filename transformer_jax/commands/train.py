@@ -1,7 +1,10 @@
 """The verb `train`: puts the parts of a run together and hands them to the training loop."""
 
+import contextlib
 import os
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 
@@ -12,60 +15,91 @@ from transformer_jax.checkpoints.store import Store
 from transformer_jax.commands.evaluator import make_evaluator, say
 from transformer_jax.commands.validation import check_config
 from transformer_jax.config import Config
-from transformer_jax.data import make_source
+from transformer_jax.data import Source, make_source
 from transformer_jax.data.corpus import open_corpus, read_contents
 from transformer_jax.data.pipeline import TrainingBatches
 from transformer_jax.evaluation.evaluator import Evaluator
 from transformer_jax.models.interface import Model
 from transformer_jax.overlay import config_to_dict, fixed_differences
+from transformer_jax.parallel.hosts import Hosts
 from transformer_jax.parallel.mesh import SEQUENCE, make_mesh, num_data_shards, rows_of_process
 from transformer_jax.training.loop import train
 from transformer_jax.training.peak_memory import measure_peak_memory
+from transformer_jax.training.profiling import Profile
 from transformer_jax.training.reporting import Reporter
 
 
-def train_run(config: Config, run_dir: str | os.PathLike[str]) -> int | None:
-    """Trains a new run, or resumes the one in the folder. Returns the signal that stopped it, or None when done."""
+def train_run(
+    config: Config,
+    run_dir: str | os.PathLike[str],
+    hosts: Hosts | None = None,
+    *,
+    profile_steps: tuple[int, int] | None = None,
+) -> int | None:
+    """Trains a new run, or resumes the one in the folder. Returns the signal that stopped it, or None when done.
+
+    Every process of `hosts` calls this alike; process 0 makes the folder and all in it but the arrays. `profile_steps`
+    are the first and the last update to trace.
+    """
+    begun = time.monotonic()
+    hosts = hosts or Hosts()
+    tell = say if hosts.primary else _keep_silent
+    hosts.compare({'config': config_to_dict(config), 'version': versions()})
     check_config(config)
     if config.execution.compilation_cache is not None:
         jax.config.update('jax_compilation_cache_dir', config.execution.compilation_cache)
     mesh = make_mesh(config.execution.mesh)
-    primary = jax.process_index() == 0
-    with RunFolder.start(run_dir, config_to_dict(config), fixed_differences, primary=primary) as folder:
-        try:
-            model, batches, evaluate = _prepare(config, folder, mesh)
-        except ValueError:
-            folder.withdraw()
-            raise
-        with (
-            Store(folder, config.checkpoint, report=say) as store,
-            Reporter(
-                folder.metrics,
-                folder.tensorboard,
-                config.logging,
-                total_steps=config.train.steps,
-                primary=primary,
-            ) as reporter,
-        ):
-            reporter.say(_describe_batches(batches))
-            reporter.say(_describe_attention(config))
-            signal = train(config, model, batches, store, reporter, mesh, evaluate=evaluate)
-            folder.update_record(peak_memory=measure_peak_memory(folder.read_record().get('peak_memory')))
-            return signal
+    with hosts.primary_first('reading'):  # what has to be fetched is fetched once
+        source = make_source(config, tell)
+        contents = read_contents(source)
+    hosts.compare({'text': contents})
+    with contextlib.ExitStack() as opened:
+        with hosts.primary_first('preparation'):
+            start = RunFolder.start(run_dir, config_to_dict(config), fixed_differences, primary=hosts.primary)
+            folder = opened.enter_context(start)
+            try:
+                # The test split decides nothing in training: another one may come to lie there.
+                folder.check_text({split: contents[split] for split in ('train', 'validation') if split in contents})
+                prepared = _prepare(config, folder, mesh, source, tell)
+            except ValueError:
+                folder.withdraw()
+                raise
+        hosts.compare(prepared.facts)
+        store = opened.enter_context(Store(folder, config.checkpoint, report=tell))
+        reporter = opened.enter_context(_make_reporter(config, folder, begun, primary=hosts.primary))
+        profile = Profile(profile_steps if hosts.primary else None, folder.tensorboard, reporter.say)
+        reporter.say(_describe_batches(prepared.batches))
+        reporter.say(_describe_attention(config))
+        signal = train(
+            config,
+            prepared.model,
+            prepared.batches,
+            store,
+            reporter,
+            mesh,
+            evaluate=prepared.evaluate,
+            hosts=hosts,
+            profile=profile,
+        )
+        folder.update_record(peak_memory=measure_peak_memory(folder.read_record().get('peak_memory')))
+        return signal
+
+
+class _Prepared(NamedTuple):
+    model: Model
+    batches: TrainingBatches
+    evaluate: Evaluator | None
+    facts: dict[str, Any]  # what every process must have alike
 
 
 def _prepare(
-    config: Config, folder: RunFolder, mesh: jax.sharding.Mesh
-) -> tuple[Model, TrainingBatches, Evaluator | None]:
-    """Reads the text, makes vocabulary and ids where the folder has none, and says in the record what was chosen.
+    config: Config, folder: RunFolder, mesh: jax.sharding.Mesh, source: Source, tell: Callable[[str], None]
+) -> _Prepared:
+    """Makes vocabulary and ids where the folder has none, and says in the record what was chosen.
 
-    Raises `ValueError` for text that is missing, bad, or not what the run was started with.
+    Raises `ValueError` for what is not as the run was started with.
     """
-    source = make_source(config, say)
-    contents = read_contents(source)
-    # The test split decides nothing in training: another one may come to lie there.
-    folder.check_text({split: contents[split] for split in ('train', 'validation') if split in contents})
-    corpus = open_corpus(config, folder.vocabulary, folder.data, source=source, report=say)
+    corpus = open_corpus(config, folder.vocabulary, folder.data, source=source, report=tell)
     vocabulary = corpus.vocabulary
     folder.check_vocabulary(vocabulary.fingerprint)
     model = models.build(
@@ -82,7 +116,7 @@ def _prepare(
         group=config.train.accumulation,
         host_index=host_index,
         num_hosts=num_hosts,
-        report=say,
+        report=tell,
     )
     evaluate = None
     if corpus.has('validation'):
@@ -90,8 +124,28 @@ def _prepare(
         evaluate = make_evaluator(
             config, model, corpus, 'validation', max_pairs=evaluation.max_pairs, bleu=evaluation.bleu, mesh=mesh
         )
-    folder.update_record(**_describe_run(config, batches))
-    return model, batches, evaluate
+    description = _describe_run(config, batches)
+    folder.update_record(**description)
+    facts = {name: description[name] for name in ('buckets', 'batches_in_epoch')}
+    return _Prepared(model, batches, evaluate, facts | {'vocabulary': vocabulary.fingerprint})
+
+
+def _make_reporter(config: Config, folder: RunFolder, begun: float, *, primary: bool) -> Reporter:
+    """A reporter that also keeps in the run's record where the time of this start went, after those before it."""
+    earlier = folder.read_record().get('starts', [])
+    return Reporter(
+        folder.metrics,
+        folder.tensorboard,
+        config.logging,
+        total_steps=config.train.steps,
+        primary=primary,
+        keep=lambda split: folder.update_record(starts=[*earlier, split]),
+        seconds_before=time.monotonic() - begun,
+    )
+
+
+def _keep_silent(text: str) -> None:
+    """What processes but the first report: the first one reports the same."""
 
 
 def _describe_run(config: Config, batches: TrainingBatches) -> dict[str, Any]:

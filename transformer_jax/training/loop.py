@@ -14,13 +14,15 @@ from transformer_jax.config import Config
 from transformer_jax.data.batch import HostBatch
 from transformer_jax.data.pipeline import TrainingBatches
 from transformer_jax.models.interface import Model
+from transformer_jax.parallel.hosts import Hosts
 from transformer_jax.parallel.mesh import place_batch
 from transformer_jax.shapes import Params
 from transformer_jax.training.metrics import Metrics, Window, figures
 from transformer_jax.training.parameter_count import count_parameters
+from transformer_jax.training.profiling import Profile
 from transformer_jax.training.reporting import Reporter
 from transformer_jax.training.state import TrainState, make_state
-from transformer_jax.training.stopping import Stopped, StopRequest
+from transformer_jax.training.stopping import StallWatch, Stopped, StopRequest
 from transformer_jax.training.update import Update, make_update
 
 
@@ -69,14 +71,21 @@ def train(
     mesh: jax.sharding.Mesh,
     *,
     evaluate: Evaluate | None,
+    hosts: Hosts | None = None,
+    profile: Profile | None = None,
 ) -> int | None:
     """Trains until `config.train.steps` updates, early stopping, or a signal. Returns that signal, or None.
 
     A run that was cut goes on as if it had not been: state, data order and random keys are all functions of what the
     checkpoint holds. Raises `TrainingError` after `max_bad_steps` non-finite updates in a row.
     """
-    with StopRequest() as stop, jax.set_mesh(mesh):
+    hosts = hosts or Hosts()
+    stall = StallWatch(reporter.stopwatch, config.execution.hosts.stall_seconds, hosts)
+    with StopRequest(hosts) as stop, stall, jax.set_mesh(mesh):
         run = _Run(config, model, batches, store, reporter, mesh, evaluate, stop)
+        run.profile = profile or run.profile
+        # A shared disk may show one of them a checkpoint later than another.
+        hosts.compare({'the step that training goes on from': run.applied})
         run.until_done()
         return stop.signal
 
@@ -111,6 +120,7 @@ class _Run:
         self.in_flight: tuple[Metrics, np.ndarray] | None = None  # a dispatched update, and the ids of its pairs
         self.feed = _micro_batches(batches.iterate(self.progress.batch_index), config.train.accumulation)
         self.stopped_early = False
+        self.profile = Profile(None, '.')
 
     def until_done(self) -> None:
         """Updates, each followed by what is due after it."""
@@ -121,7 +131,7 @@ class _Run:
             if self.applied < total and _is_due(self.applied, self.config.evaluation.every_steps):
                 self._evaluate_and_save()  # unless that was done: a signal may have cut it short
             self._check_patience()
-            while not (self.stop.requested or self.stopped_early):
+            while not (self.stop.due() or self.stopped_early):
                 if self._maybe_applied() >= total:
                     self._settle()
                     if self.applied >= total:
@@ -136,6 +146,7 @@ class _Run:
                 self._save()
         finally:
             self.feed.close()
+            self.profile.end()
             with self.reporter.timing('checkpoint'):
                 self.store.wait()
         if self.stop.requested:
@@ -143,11 +154,16 @@ class _Run:
             self.reporter.say(f'stopped by a signal {saved}; the same command goes on')
 
     def _update(self) -> None:
+        number = self._maybe_applied() + 1
+        if self.profile.is_over(number):
+            self._settle()
+            self.profile.end()
+        self.profile.begin(number)
         with self.reporter.timing('data'):
             host_batches = next(self.feed)
             micro_batches = tuple(place_batch(one.batch, self.mesh) for one in host_batches)
         program = self.programs.of(self.state, micro_batches)
-        with self.reporter.timing('step'):
+        with self.reporter.timing('step'), self.profile.annotate(number):
             self.state, metrics = program(self.state, micro_batches)
             # The result of the update before is read only now, when the device already has this one to work on.
             self._settle()
@@ -206,6 +222,7 @@ class _Run:
             with self.reporter.timing('evaluation'), self.stop.interruptible():
                 result = self.evaluate(self.state.evaluation_params())
         except Stopped:
+            self.stop.due()
             self._save()
             return
         score = result.score(self.config.evaluation.score)

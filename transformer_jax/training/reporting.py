@@ -16,6 +16,9 @@ from transformer_jax.training.figure_files import JsonLines, TensorBoard
 
 Clock = Callable[[], float]
 
+# How often the split of the wall time is kept, at least.
+_KEEP_SECONDS = 30.0
+
 # What the wall time of a run is split into; the rest is 'other'.
 ACTIVITIES = ('data', 'step', 'compile', 'evaluation', 'checkpoint')
 
@@ -28,6 +31,7 @@ class Stopwatch:
         self._start = self._last = clock()
         self._seconds: dict[str, float] = dict.fromkeys((*ACTIVITIES, 'other'), 0.0)
         self._stack = ['other']
+        self._switches = 0
 
     @contextlib.contextmanager
     def timing(self, activity: str) -> Iterator[None]:
@@ -36,11 +40,17 @@ class Stopwatch:
             raise ValueError(f'activity is {activity!r}; it must be one of {", ".join(map(repr, ACTIVITIES))}')
         self._settle()
         self._stack.append(activity)
+        self._switches += 1
         try:
             yield
         finally:
             self._settle()
             self._stack.pop()
+            self._switches += 1
+
+    def now_at(self) -> tuple[str, int]:
+        """The activity that is running, and how often it has changed so far."""
+        return self._stack[-1], self._switches
 
     def seconds(self) -> dict[str, float]:
         """Seconds of each activity and of 'other' since the start; they sum to `total`."""
@@ -68,7 +78,9 @@ class Reporter:
     On a terminal a live progress bar stays below the lines; elsewhere there are plain lines only. Before `begin` there
     is the console alone. Only one process of a run is `primary`; the others report nothing. Neither a terminal that
     went away nor a full disk stops the run: writes that failed are counted and named at the end. `stream` is the
-    console, stderr if None. Use as a context manager, or call `close`.
+    console, stderr if None. `keep` is given how the wall time of this start was spent: at the end, whenever figures are
+    put on disk, and every so often between, so that a run that is killed has said it too. `seconds_before` were spent
+    on preparing; they count as 'other'. Use as a context manager, or call `close`.
     """
 
     def __init__(
@@ -79,10 +91,14 @@ class Reporter:
         *,
         total_steps: int,
         primary: bool = True,
+        keep: Callable[[dict[str, Any]], None] | None = None,
+        seconds_before: float = 0.0,
         stream: Any | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self.stopwatch = Stopwatch(clock)
+        self._keep_split, self._next_keep = keep, -math.inf
+        self._seconds_before, self._started = seconds_before, time.time() - seconds_before
         self._figures_file, self._tensorboard_folder = epath.Path(figures_file), epath.Path(tensorboard_folder)
         self._config, self._clock = config, clock
         self._total_steps, self._start_step = total_steps, 0
@@ -173,6 +189,8 @@ class Reporter:
             'eta_seconds': elapsed / done * (self._total_steps - step) if done > 0 else math.nan,
         }
         self._last_step = step
+        if self._clock() >= self._next_keep:
+            self._keep()
         self._record({'event': 'train', 'step': step} | figures | {'seconds': self.stopwatch.total()})
         if self._bar is not None:
             self.advance(step)
@@ -191,6 +209,7 @@ class Reporter:
         """Puts on disk what was reported."""
         for writer in self._writers:
             self._guard(writer.flush)
+        self._keep()
 
     def close(self) -> None:
         """Ends the bar and says where the time went. Later calls do nothing."""
@@ -200,7 +219,9 @@ class Reporter:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-        seconds, total = self.stopwatch.seconds(), self.stopwatch.total()
+        self._keep()
+        seconds = self._seconds()
+        total = sum(seconds.values())
         goodput = seconds['step'] / total if total > 0 else 0.0
         split = ', '.join(f'{name} {_duration(value)}' for name, value in seconds.items())
         self.say(f'wall time {_duration(total)}: {split}; goodput {goodput:.1%} (steps / wall time)')
@@ -210,6 +231,26 @@ class Reporter:
             self._guard(writer.close)
         if self._lost:
             self.say(f'WARNING: {self._lost} writes to the files of figures failed; they are incomplete')
+
+    def _seconds(self) -> dict[str, float]:
+        seconds = self.stopwatch.seconds()
+        return seconds | {'other': seconds['other'] + self._seconds_before}
+
+    def _keep(self) -> None:
+        keep = self._keep_split
+        if keep is None or not self._primary:
+            return
+        self._next_keep = self._clock() + _KEEP_SECONDS
+        seconds = self._seconds()
+        total = sum(seconds.values())
+        split = {
+            'started': self._started,
+            'from_step': self._start_step,
+            'to_step': self._last_step,
+            'wall_seconds': total,
+            'shares': {name: value / total if total > 0 else 0.0 for name, value in seconds.items()},
+        }
+        self._guard(lambda: keep(split))
 
     def _record(self, record: dict[str, Any]) -> None:
         for writer in self._writers:
