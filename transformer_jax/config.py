@@ -71,7 +71,7 @@ class TfdsConfig:
 class GrammarConfig:
     """The built-in English-German task. `level` picks how much of the grammar and lexicon is used."""
 
-    level: str = option('quickstart', choices=('quickstart', 'full'))
+    level: str = option('quickstart', choices=('quickstart', 'full', 'lengths'))
     num_train: int = _count(60_000)
     num_validation: int = _count(500)
     num_test: int = _count(1_200)

@@ -169,6 +169,15 @@ LEVELS: dict[str, dict[str, Any]] = {
         'evaluation.every_steps': 1000,
         'checkpoint.every_steps': 1000,
     },
+    # The words of quickstart in sentences of 3 to 24: what length alone does to a model. `evaluate` scores by length.
+    'lengths': _BUILT_IN
+    | {
+        'data.grammar.level': 'lengths',
+        'data.max_length': 64,
+        'train.steps': 3000,
+        'evaluation.every_steps': 1000,
+        'checkpoint.every_steps': 1000,
+    },
 }
 
 

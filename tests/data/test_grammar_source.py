@@ -22,7 +22,7 @@ from transformer_jax.data.grammar.meaning import RELATIVE_PRONOUN, Clause, NounP
 from transformer_jax.data.grammar.profiles import LONG_PROFILES, PROFILES
 from transformer_jax.data.grammar.source import SPLITS, find_split, has_held_out_combination
 
-LEVELS = ('quickstart', 'full')
+LEVELS = ('quickstart', 'full', 'lengths')
 LEXICONS = {level: Lexicon(level) for level in LEVELS}
 GENERATORS = {
     (level, is_long): SentenceGenerator(LEXICONS[level], (LONG_PROFILES if is_long else PROFILES)[level])

@@ -232,7 +232,7 @@ class Lexicon:
     """The words of one level. `full` holds all of `quickstart`."""
 
     def __init__(self, level: str):
-        tables = ('QUICKSTART_',) if level == 'quickstart' else ('QUICKSTART_', 'FURTHER_')
+        tables = ('QUICKSTART_', 'FURTHER_') if level == 'full' else ('QUICKSTART_',)
 
         def read(module, name: str, parse):
             return tuple(parse(line) for line in _lines(*(getattr(module, table + name, '') for table in tables)))

@@ -1,6 +1,7 @@
 """How often each construction is drawn, and how long sentences may be: one profile a level, and one for its long split.
 
 `quickstart` adds little to each construction, so that a small model learns it in minutes; `full` combines them freely.
+`lengths` has the words of `quickstart` in sentences of very different lengths: what length alone does to a model.
 """
 
 from dataclasses import dataclass, replace
@@ -85,7 +86,28 @@ _FULL = Profile(
     modal_rate=0.15,
     object_location_rate=0.1,
 )
-PROFILES = {'quickstart': _QUICKSTART, 'full': _FULL}
+_LENGTHS = replace(
+    _QUICKSTART,
+    constructions=(
+        ('transitive', 0.08),
+        ('reversible', 0.09),
+        ('ditransitive', 0.08),
+        ('modal', 0.10),
+        ('separable', 0.08),
+        ('companion', 0.10),
+        ('relative', 0.09),
+        ('subordinate', 0.25),
+        ('contrast', 0.06),
+        ('reason', 0.05),
+        ('sequence', 0.02),
+    ),
+    min_words=3,
+    max_words=24,
+    adjective_rate=0.5,
+    companion_rate=0.2,
+    relative_rate=0.2,
+)
+PROFILES = {'quickstart': _QUICKSTART, 'full': _FULL, 'lengths': _LENGTHS}
 
 # The same constructions and words, but sentences longer than any of the training split.
 _LONG_CONSTRUCTIONS = (('subordinate', 0.6), ('relative', 0.2), ('companion', 0.2))
@@ -107,5 +129,14 @@ LONG_PROFILES = {
         adjective_rate=0.7,
         companion_rate=0.35,
         relative_rate=0.45,
+    ),
+    'lengths': replace(
+        _LENGTHS,
+        constructions=_LONG_CONSTRUCTIONS,
+        min_words=25,
+        max_words=40,
+        adjective_rate=0.6,
+        companion_rate=0.3,
+        relative_rate=0.35,
     ),
 }
