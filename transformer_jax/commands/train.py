@@ -19,6 +19,7 @@ from transformer_jax.data import Source, make_source
 from transformer_jax.data.corpus import open_corpus, read_contents
 from transformer_jax.data.pipeline import TrainingBatches
 from transformer_jax.evaluation.evaluator import Evaluator
+from transformer_jax.layers.embedding import padded_rows
 from transformer_jax.models.interface import Model
 from transformer_jax.overlay import config_to_dict, fixed_differences
 from transformer_jax.parallel.hosts import Hosts
@@ -27,6 +28,7 @@ from transformer_jax.training.loop import train
 from transformer_jax.training.peak_memory import measure_peak_memory
 from transformer_jax.training.profiling import Profile
 from transformer_jax.training.reporting import Reporter
+from transformer_jax.training.state import check_mesh
 
 
 def train_run(
@@ -105,6 +107,10 @@ def _prepare(
     model = models.build(
         config.model, vocab_size=vocabulary.size, start_id=vocabulary.start_id, execution=config.execution
     )
+    check_mesh(model, mesh)
+    rows, size = padded_rows(vocabulary.size, config.model.vocab_pad_multiple), vocabulary.size
+    if rows != size:
+        say(f'vocabulary padded from {size:,} to {rows:,} rows, as config.model.vocab_pad_multiple says')
     host_index, num_hosts = rows_of_process(mesh)
     batches = TrainingBatches(
         corpus.prepared('train'),

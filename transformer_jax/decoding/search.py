@@ -19,6 +19,7 @@ from transformer_jax.decoding.hypotheses import Method, Search, StopRule, Traced
 from transformer_jax.decoding.length_penalty import LengthPenalty
 from transformer_jax.decoding.requests import Request
 from transformer_jax.models.interface import Model
+from transformer_jax.parallel.rules import replicate
 from transformer_jax.shapes import Array, Float, Int, Params, PRNGKey
 
 
@@ -170,6 +171,7 @@ class Searcher:
     def _choose(self, logits: Float[Array, 'B P V'], search: Search, live: Float[Array, 'B P']) -> Search:
         choice = self._method.choose(logits, search, live, self._specials)
         search = hypotheses.take(search, choice, self._specials.eos_id, self._penalty, self._stop)
+        search = replicate(search._replace(cache=None))._replace(cache=search.cache)  # which hosts read, but the cache
         if self._method.num_hypotheses == 1:
             return search
         return search._replace(cache=self._model.reorder(search.cache, choice.parents))

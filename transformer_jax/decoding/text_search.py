@@ -23,6 +23,7 @@ from transformer_jax.decoding.sampling import Sampling
 from transformer_jax.decoding.search import Searcher
 from transformer_jax.decoding.width import check_width
 from transformer_jax.models.interface import Model, Task
+from transformer_jax.parallel.rules import ambient_mesh
 from transformer_jax.shapes import Params, PRNGKey
 
 _Kind = TypeVar('_Kind', bound='TextSearch')
@@ -72,7 +73,7 @@ class TextSearch:
         report: Callable[[str], None] = print,
         num_workers: int = 2,
     ):
-        """`report` is told what was cut; `num_workers` batches are searched at the same time.
+        """`report` is told what was cut; `num_workers` batches are searched at the same time on one device.
 
         Two batches keep the cores of a CPU busier than one, whose many small operations run on one core each. Raises
         `ConfigError` for settings that can not be met, and for a model with another task.
@@ -139,7 +140,9 @@ class TextSearch:
             return searcher.run(self.params, [requests[line] for line in batch], rows, rng)
 
         with ThreadPoolExecutor(self._num_workers) as workers:
-            for batch, found in zip(batches, workers.map(search, batches), strict=True):
+            # Programs that devices run together must start in one order on all of them: one after another.
+            in_order = map if ambient_mesh() is not None else workers.map
+            for batch, found in zip(batches, in_order(search, batches), strict=True):
                 for line, traced in zip(batch, found, strict=True):
                     results[line] = self._finish(requests[line], traced[:n], line)
         self.counts.unfinished += sum(not best[0].finished for best in results if best)

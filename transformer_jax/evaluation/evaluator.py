@@ -5,6 +5,7 @@ import functools
 import json
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -183,6 +184,10 @@ class Evaluator:
 
     def __call__(self, params: Params, *, folder: epath.PathLike | None = None) -> Result:
         """Scores every pair once. `folder` also takes the translations, the raw references and the result as files."""
+        with self._on_mesh():
+            return self._evaluate(params, folder)
+
+    def _evaluate(self, params: Params, folder: epath.PathLike | None) -> Result:
         pairs = self.score_pairs(params)
         task = self._model.task
         if not pairs.num_tokens.sum():
@@ -216,7 +221,8 @@ class Evaluator:
         scored = np.zeros(len(self._pairs), np.int64)
         for task in self.batches():
             ids = task.pair_ids
-            log_probabilities, correct = self._score_tokens(params, self._place(task.batch))
+            with self._on_mesh():
+                log_probabilities, correct = self._score_tokens(params, self._place(task.batch))
             scores.nll[ids] = -np.asarray(log_probabilities, np.float64)[: len(ids)].sum(axis=1)
             scores.num_correct[ids] = np.asarray(correct)[: len(ids)].sum(axis=1)
             scores.num_tokens[ids] = (task.batch.target_segment_ids > 0)[: len(ids)].sum(axis=1)
@@ -249,6 +255,9 @@ class Evaluator:
     def _pose_program(self, batch: Batch, row_ids: Int[Array, 'B']) -> Batch:
         key = jax.random.key(0, impl='threefry2x32')
         return self._model.objective(batch, jax.vmap(functools.partial(jax.random.fold_in, key))(row_ids))
+
+    def _on_mesh(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._mesh is None else jax.set_mesh(self._mesh)
 
     def _place(self, batch: Batch) -> Batch:
         """This process's rows of a global batch, on the mesh; each process makes all batches and reads all results."""

@@ -8,6 +8,8 @@ from flax import linen as nn
 from transformer_jax import positions as position_schemes
 from transformer_jax.config import ModelConfig
 from transformer_jax.layers.declaring import declare
+from transformer_jax.parallel.rules import constrain
+from transformer_jax.parallel.vocabulary import look_up
 from transformer_jax.shapes import Array, Float, Int
 
 
@@ -34,7 +36,7 @@ class Embedding(nn.Module):
 
     def __call__(self, ids: Int[Array, 'B T']) -> Float[Array, 'B T D']:
         """Looks the ids up."""
-        embedded = self.table.at[ids].get(mode='promise_in_bounds').astype(self.dtype)
+        embedded = constrain(look_up(self.table, ids, self.dtype), 'batch', 'length', None)
         return embedded * jnp.asarray(self.config.d_model**0.5, self.dtype) if self.config.scale_embedding else embedded
 
 

@@ -7,8 +7,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from transformer_jax.layers.dropout import Dropout
+from transformer_jax.parallel.rules import constrain
 from transformer_jax.shapes import Array, Float
 
+_HIDDEN = ('batch', 'length', 'mlp')  # logical axes of the hidden layer
 ACTIVATIONS = {
     'relu': jax.nn.relu,
     'gelu': functools.partial(jax.nn.gelu, approximate=False),
@@ -32,7 +34,7 @@ class FeedForward(nn.Module):
         hidden = ACTIVATIONS[self.activation](self._dense('expand', self.d_ff, ('embed', 'mlp'))(inputs))
         if self.activation == 'swiglu':
             hidden = hidden * self._dense('gate', self.d_ff, ('embed', 'mlp'))(inputs)
-        hidden = Dropout(self.dropout_rate)(hidden)
+        hidden = Dropout(self.dropout_rate, _HIDDEN)(constrain(hidden, *_HIDDEN))
         return self._dense('contract', inputs.shape[-1], ('mlp', 'embed'))(hidden)
 
     def _dense(self, name: str, width: int, axes: tuple[str, str]) -> nn.Dense:

@@ -14,6 +14,7 @@ from transformer_jax.attention.variant import Variant
 from transformer_jax.config import AttentionConfig, ModelConfig
 from transformer_jax.layers.declaring import declare, declare_terms
 from transformer_jax.layers.kv_cache import KeyValues, Reading, RunningState, empty_key_values
+from transformer_jax.parallel.rules import constrain
 from transformer_jax.position_terms import PositionTerms
 from transformer_jax.shapes import Array, Float, Int
 
@@ -182,6 +183,8 @@ class _Projection(nn.Module):
         width_in = kernel.size // math.prod(self.axes_out)
         outputs = inputs.reshape(*lead, width_in).astype(self.dtype) @ kernel.reshape(width_in, -1).astype(self.dtype)
         outputs = outputs.reshape(*lead, *self.axes_out)
+        if len(self.axes_out) > 1:
+            outputs = constrain(outputs, 'batch', 'length', *self.logical_axes[num_in:])
         if self.use_bias:
             zeros = partitioned(nn.initializers.zeros_init(), self.logical_axes[num_in:])
             bias = self.param('bias', zeros, self.axes_out, jnp.float32)

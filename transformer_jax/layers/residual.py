@@ -7,6 +7,7 @@ from flax import linen as nn
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.layers.dropout import Dropout
+from transformer_jax.parallel.rules import constrain
 from transformer_jax.shapes import Array, Float
 
 
@@ -32,5 +33,10 @@ class Residual(nn.Module):
     ) -> Float[Array, 'B T D']:
         norm, drop = make_norm(self.config, self.dtype, 'norm'), Dropout(self.config.dropout_rate)
         if self.config.norm_order == 'pre':
-            return inputs + drop(sublayer(norm(inputs)))
-        return norm(inputs + drop(sublayer(inputs)))
+            return inputs + drop(self._lay_out(sublayer(norm(inputs))))
+        return norm(inputs + drop(self._lay_out(sublayer(inputs))))
+
+    @staticmethod
+    def _lay_out(outputs: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
+        """On a mesh the rows stay where they are, and weights come to them."""
+        return constrain(outputs, 'batch', 'length', None)

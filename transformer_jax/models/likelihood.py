@@ -1,19 +1,24 @@
 """Log-probabilities of targets with the vocabulary projection in blocks of tokens: `[B, T, V]` never exists.
 
 Padding is skipped: real tokens are moved together first, and only their blocks are computed. Sharded, each shard loops
-over its own tokens and there is one reduction after the loop.
+over its own tokens and there is one reduction after the loop. Where the mesh axis `model` splits the vocabulary, a
+device computes the logits of its own slice, and of each block a maximum and a sum a token cross the axis.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from transformer_jax.data.batch import Batch
 from transformer_jax.models.interface import Model
-from transformer_jax.parallel.mesh import ROWS, SEQUENCE, num_data_shards
+from transformer_jax.parallel.mesh import FSDP, MODEL
+from transformer_jax.parallel.rules import activation_spec, ambient_mesh
+from transformer_jax.parallel.vocabulary import VocabularySlice
 from transformer_jax.shapes import Array, Bool, Float, Int, Params
 
 
@@ -48,19 +53,28 @@ def cross_entropy(
     """
     table, bias = model.output_table(params)
 
-    def sums(hidden: Array, targets: Array, real: Array, table: Array, bias: Array | None) -> Array:
+    def sums(
+        static: _Static, hidden: Array, targets: Array, real: Array, table: Array, bias: Array | None
+    ) -> Float[Array, '2']:
         flat = (hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), real.reshape(-1))
-        return _cross_entropy_sums((model.vocab_size, smoothing, block_tokens), flat[0], table, bias, flat[1], flat[2])
+        return _cross_entropy_sums(static, flat[0], table, bias, flat[1], flat[2])
 
-    if mesh is None or num_data_shards(mesh) * mesh.shape[SEQUENCE] == 1:
-        total = sums(hidden, targets, real, table, bias)
+    if mesh is None or mesh.size == 1:
+        total = sums(_Static(model.vocab_size, smoothing, block_tokens), hidden, targets, real, table, bias)
     else:
-        rows, whole = P(ROWS, SEQUENCE), P()
+        rows, row_axes = _row_axes(targets.shape, mesh)
+        static = _Static(model.vocab_size, smoothing, block_tokens, row_axes)
         total = jax.shard_map(
-            lambda *args: jax.lax.psum(sums(*args), (*ROWS, SEQUENCE)),
-            mesh=mesh, in_specs=(rows, rows, rows, whole, whole), out_specs=whole, check_vma=False,
+            lambda *args: jax.lax.psum(sums(static, *args), (*row_axes, MODEL)),
+            mesh=mesh, in_specs=(rows, rows, rows, P(MODEL, FSDP), P(MODEL)), out_specs=P(), check_vma=False,
         )(hidden, targets, real, table, bias)  # fmt: skip
     return total[0], jax.lax.stop_gradient(total[1])
+
+
+def _row_axes(shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> tuple[P, tuple[str, ...]]:
+    """Over which mesh axes tokens `[B, T]` lie, as a specification and as a list."""
+    spec = activation_spec(shape, ('batch', 'length'), mesh)
+    return spec, tuple(axis for entry in spec if entry for axis in ((entry,) if isinstance(entry, str) else entry))
 
 
 class TokenScores(NamedTuple):
@@ -81,21 +95,51 @@ def score_tokens(model: Model, params: Params, batch: Batch, *, block_tokens: in
     """The scores of the `targets` of a batch that `model.objective` made."""
     hidden = model.hidden(params, batch)
     real = batch.target_segment_ids > 0
+    mesh = ambient_mesh()
+    if mesh is None:
+        own = VocabularySlice(model.vocab_size, model.vocab_size)
+        return _score_blocks(block_tokens, hidden, batch.targets, real, lambda x: model.project(params, x), own)
+    rows, row_axes = _row_axes(real.shape, mesh)
+
+    def by_shard(hidden: Array, targets: Array, real: Array, table: Array, bias: Array | None) -> TokenScores:
+        own = VocabularySlice(table.shape[0], model.vocab_size, is_split=True)
+        matrix = own.gather_width(table.astype(hidden.dtype))
+
+        def project(x: Array) -> Array:
+            logits = jnp.einsum('xD,VD->xV', x, matrix).astype(jnp.float32)
+            return jnp.where(own.is_entry()[None], logits if bias is None else logits + bias[None], -jnp.inf)
+
+        return _score_blocks(block_tokens, hidden, targets, real, project, own, row_axes)
+
+    return jax.shard_map(
+        by_shard, in_specs=(rows, rows, rows, P(MODEL, FSDP), P(MODEL)), out_specs=rows, check_vma=False
+    )(hidden, batch.targets, real, *model.output_table(params))
+
+
+def _score_blocks(
+    block_tokens: int,
+    hidden: Float[Array, 'B T D'],
+    targets: Int[Array, 'B T'],
+    real: Bool[Array, 'B T'],
+    project: Callable[[Array], Array],
+    own: VocabularySlice,
+    row_axes: tuple[str, ...] = (),
+) -> TokenScores:
     batch_size, length, width = hidden.shape
     blocks = _Blocks.of(real.reshape(-1), block_tokens)
-    rows, gold = blocks.gather(hidden.reshape(-1, width)), blocks.gather(batch.targets.reshape(-1))
+    rows, gold = blocks.gather(hidden.reshape(-1, width)), blocks.gather(targets.reshape(-1))
 
     def one_block(index: Array, scores: tuple[Array, Array]) -> tuple[Array, Array]:
         start = index * block_tokens
-        logits = model.project(params, jax.lax.dynamic_slice_in_dim(rows, start, block_tokens))
-        chosen = jax.lax.dynamic_slice_in_dim(gold, start, block_tokens)
-        gold_logits = jnp.take_along_axis(logits, chosen[:, None], axis=1)[:, 0]
-        new = gold_logits - jax.nn.logsumexp(logits, axis=1), gold_logits >= logits.max(axis=1)
+        logits = project(jax.lax.dynamic_slice_in_dim(rows, start, block_tokens))
+        gold_logits = own.sum(own.pick(logits, jax.lax.dynamic_slice_in_dim(gold, start, block_tokens)))
+        peak = own.max(logits.max(axis=1))
+        log_total = jnp.log(own.sum(jnp.exp(logits - peak[:, None]).sum(axis=1))) + peak
         put = jax.lax.dynamic_update_slice_in_dim
-        return put(scores[0], new[0], start, 0), put(scores[1], new[1], start, 0)
+        return put(scores[0], gold_logits - log_total, start, 0), put(scores[1], gold_logits >= peak, start, 0)
 
     nothing = jnp.zeros(gold.shape, jnp.float32), jnp.zeros(gold.shape, bool)
-    in_blocks = jax.lax.fori_loop(0, blocks.num_needed, one_block, nothing)
+    in_blocks = jax.lax.fori_loop(0, _most(blocks.num_needed, row_axes), one_block, nothing)
     log_probabilities, correct = (blocks.scatter(scores).reshape(batch_size, length) for scores in in_blocks)
     return TokenScores(jnp.where(real, log_probabilities, 0.0), real & correct)
 
@@ -123,7 +167,18 @@ class _Blocks(NamedTuple):
         return blocks[self.inverse]
 
 
-_Static = tuple[int, Smoothing, int]
+class _Static(NamedTuple):
+    """What a program is compiled for."""
+
+    vocab_size: int
+    smoothing: Smoothing
+    block_tokens: int
+    row_axes: tuple[str, ...] | None = None  # the mesh axes over which tokens lie; None = on one device
+
+
+def _most(num_blocks: Int[Array, ''], row_axes: tuple[str, ...]) -> Int[Array, '']:
+    """The blocks of the device that has most: all turn as often, because what is split crosses devices at each turn."""
+    return jax.lax.pmax(num_blocks, row_axes) if row_axes else num_blocks
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -147,7 +202,7 @@ _cross_entropy_sums.defvjp(_forward, _backward)
 def _run_blocks(
     static: _Static,
     hidden: Float[Array, 'tokens D'],
-    table: Float[Array, 'V D'],
+    table: Float[Array, 'V d'],
     bias: Float[Array, 'V'] | None,
     targets: Int[Array, 'tokens'],
     real: Bool[Array, 'tokens'],
@@ -159,12 +214,13 @@ def _run_blocks(
     The gradient of a sum of losses is known as soon as a block's logits are: making it here saves the third projection
     that recomputing them in a backward pass would take.
     """
-    vocab_size, smoothing, block_tokens = static
+    smoothing, block_tokens = static.smoothing, static.block_tokens
+    own = VocabularySlice(table.shape[0], static.vocab_size, is_split=static.row_axes is not None)
     blocks = _Blocks.of(real, block_tokens)
     hidden = jnp.where(real[:, None], hidden, 0)  # what padding holds must not count, NaN included
     rows, gold, weight = blocks.gather(hidden), blocks.gather(targets), blocks.gather(real.astype(jnp.float32))
-    matrix = table.astype(hidden.dtype)
-    is_entry = jnp.arange(table.shape[0]) < vocab_size
+    matrix = own.gather_width(table.astype(hidden.dtype))
+    is_entry = own.is_entry()
 
     def one_block(index: Array, carry: tuple) -> tuple:
         sums, d_rows, d_table, d_bias = carry
@@ -175,18 +231,18 @@ def _run_blocks(
         logits = jnp.einsum('xD,VD->xV', x, matrix, preferred_element_type=jnp.float32)
         if bias is not None:
             logits += bias[None]
-        if vocab_size < table.shape[0]:
+        if own.is_split or own.vocab_size < own.num_rows:
             logits = jnp.where(is_entry[None], logits, -jnp.inf)
-        peak = logits.max(axis=1, keepdims=True)
+        peak = own.max(logits.max(axis=1, keepdims=True))
         exponentials = jnp.exp(logits - peak)
-        total = exponentials.sum(axis=1, keepdims=True)
-        log_total = (jnp.log(total) + peak)[:, 0]
-        gold_logits = jnp.take_along_axis(logits, y[:, None], axis=1)[:, 0]
+        total = own.sum(exponentials.sum(axis=1, keepdims=True))
+        log_total = own.once((jnp.log(total) + peak)[:, 0])
+        gold_logits = own.pick(logits, y)
         logits_sum = jnp.where(is_entry[None], logits, 0.0).sum(axis=1)
         loss = log_total - smoothing.gold * gold_logits - smoothing.every * logits_sum
         sums += jnp.stack([(w * loss).sum(), (w * (log_total - gold_logits)).sum()])
         if with_gradient:
-            is_gold = jnp.arange(table.shape[0])[None] == y[:, None]
+            is_gold = own.entries()[None] == y[:, None]
             d_logits = exponentials / total - smoothing.gold * is_gold - smoothing.every * is_entry[None]
             d_logits = (d_logits * w[:, None]).astype(hidden.dtype)
             d_x = jnp.einsum('xV,VD->xD', d_logits, matrix)
@@ -197,9 +253,11 @@ def _run_blocks(
 
     gradients = (None, None, None)
     if with_gradient:
-        gradients = (jnp.zeros_like(rows), jnp.zeros_like(table), None if bias is None else jnp.zeros_like(bias))
-    sums, *gradients = jax.lax.fori_loop(0, blocks.num_needed, one_block, (jnp.zeros(2), *gradients))
+        d_table = jnp.zeros(matrix.shape, table.dtype)
+        gradients = (jnp.zeros_like(rows), d_table, None if bias is None else jnp.zeros_like(bias))
+    num_needed = _most(blocks.num_needed, static.row_axes or ())
+    sums, *gradients = jax.lax.fori_loop(0, num_needed, one_block, (jnp.zeros(2), *gradients))
     if not with_gradient:
         return sums, None
     d_rows, d_table, d_bias = gradients
-    return sums, (blocks.scatter(d_rows), d_table, d_bias)
+    return sums, (blocks.scatter(d_rows), own.scatter_width(d_table), d_bias)

@@ -40,6 +40,11 @@ def constrain(array: Array, *logical_axes: str | None) -> Array:
     return jax.lax.with_sharding_constraint(array, activation_spec(array.shape, logical_axes, mesh))
 
 
+def replicate(tree: Any) -> Any:
+    """Lays a whole copy of each array on every device of the mesh of `jax.set_mesh`, for hosts that read it."""
+    return tree if ambient_mesh() is None else jax.lax.with_sharding_constraint(tree, PartitionSpec())
+
+
 def ambient_mesh() -> AbstractMesh | None:
     """The mesh of `jax.set_mesh` where it has more than one device, outside of `shard_map`."""
     mesh = jax.sharding.get_abstract_mesh()

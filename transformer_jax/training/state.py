@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from transformer_jax.models.interface import Model
 from transformer_jax.parallel.mesh import replicated
@@ -42,6 +43,11 @@ def abstract_state(model: Model, optimizer: optax.GradientTransformation, *, wit
     return jax.eval_shape(lambda: make_state(model.init(jax.random.key(0)), optimizer, with_average=with_average))
 
 
+def check_mesh(model: Model, mesh: jax.sharding.Mesh) -> None:
+    """Raises `ConfigError` naming the first parameter that the mesh can not split as the rules say."""
+    sharding_tree(model.logical_axes(), jax.eval_shape(model.init, jax.random.key(0)), mesh)
+
+
 def state_shardings(
     model: Model, optimizer: optax.GradientTransformation, abstract: TrainState, mesh: jax.sharding.Mesh
 ) -> TrainState:
@@ -49,8 +55,15 @@ def state_shardings(
     whole = replicated(mesh)
     params = sharding_tree(model.logical_axes(), abstract.params, mesh)
 
-    def beside(leaf: jax.ShapeDtypeStruct, param: jax.ShapeDtypeStruct, sharding: jax.sharding.NamedSharding):
-        return sharding if leaf.shape == param.shape else whole  # Adafactor's statistics are smaller than a parameter
+    def beside(leaf: jax.ShapeDtypeStruct, param: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
+        if leaf.shape == param.shape:
+            return sharding
+        # Adafactor's statistics are means over one axis of a parameter: the other axes lie as they do there.
+        spec = (*sharding.spec, *(None,) * (len(param.shape) - len(sharding.spec)))
+        for axis in range(len(param.shape)):
+            if leaf.shape == (*param.shape[:axis], *param.shape[axis + 1 :]):
+                return NamedSharding(mesh, PartitionSpec(*spec[:axis], *spec[axis + 1 :]))
+        return whole  # a single number in the place of what the optimizer does not keep
 
     optimizer_state = optax.tree.map_params(
         optimizer, beside, abstract.optimizer, abstract.params, params, transform_non_params=lambda _: whole

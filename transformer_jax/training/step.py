@@ -10,6 +10,7 @@ import optax
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batch import Batch
 from transformer_jax.models.interface import Model
+from transformer_jax.parallel.rules import sharding_tree
 from transformer_jax.shapes import Array, Float, Key, Params, PRNGKey
 from transformer_jax.training.loss import loss_sum
 from transformer_jax.training.metrics import Metrics, count_slots, count_targets, step_metrics
@@ -31,12 +32,13 @@ def make_train_step(
 
     The loss is a sum over the tokens to predict and its gradient is divided by their number once, after all
     micro-batches, so accumulation and sharding change nothing. An update whose loss or gradient is not finite is
-    skipped and counted.
+    skipped and counted. On a `mesh` gradients lie where their parameters do, as soon as they are made.
     """
+    place = _placing(model, mesh)
 
     def step(state: TrainState, micro_batches: tuple[Batch, ...]) -> tuple[TrainState, Metrics]:
         rng = jax.random.fold_in(jax.random.key(seed, impl=config.prng), state.step)
-        (loss, nll), gradients, counts = _accumulate(model, state.params, micro_batches, config, rng, mesh)
+        (loss, nll), gradients, counts = _accumulate(model, state.params, micro_batches, config, rng, mesh, place)
         tokens = jnp.maximum(counts['target_tokens'], 1)
         gradients = jax.tree.map(lambda g: g / tokens, gradients)
         norm = optax.tree.norm(gradients)
@@ -48,6 +50,14 @@ def make_train_step(
         return choose(good, updated, state), metrics
 
     return step
+
+
+def _placing(model: Model, mesh: jax.sharding.Mesh | None) -> Callable[[Params], Params]:
+    """Lays gradients as the parameters lie, so that no device holds more of them than it updates."""
+    if mesh is None or mesh.size == 1:
+        return lambda gradients: gradients
+    shardings = sharding_tree(model.logical_axes(), jax.eval_shape(model.init, jax.random.key(0)), mesh)
+    return lambda gradients: jax.lax.with_sharding_constraint(gradients, shardings)
 
 
 def _apply(
@@ -68,6 +78,7 @@ def _accumulate(
     config: TrainConfig,
     rng: PRNGKey,
     mesh: jax.sharding.Mesh | None,
+    place: Callable[[Params], Params],
 ) -> tuple[tuple[Float[Array, ''], Float[Array, '']], Params, dict[str, Array]]:
     """Loss, likelihood, gradients and counts, each summed over the micro-batches."""
 
@@ -78,7 +89,7 @@ def _accumulate(
             return loss_sum(model, params, task, config, dropout_rng=rng, mesh=mesh)
 
         (value, nll), gradients = jax.value_and_grad(loss, has_aux=True)(params)
-        return (value, nll), gradients, count_slots(batch, model.task.sides) | count_targets(task)
+        return (value, nll), place(gradients), count_slots(batch, model.task.sides) | count_targets(task)
 
     if len(micro_batches) == 1:
         return one(micro_batches[0], rng)

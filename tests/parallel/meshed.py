@@ -1,0 +1,121 @@
+"""One update of a small model on a mesh, to be compared with that of one device."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tests.models import tiny
+from transformer_jax.config import (
+    ExecutionConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
+)
+from transformer_jax.data.batch import Batch
+from transformer_jax.models import build
+from transformer_jax.models.interface import Model
+from transformer_jax.parallel.mesh import batch_sharding, make_mesh, place_batch, replicated
+from transformer_jax.training.optimizer import make_optimizer
+from transformer_jax.training.schedule import make_schedule
+from transformer_jax.training.state import TrainState, abstract_state, make_state, state_shardings
+from transformer_jax.training.step import make_train_step
+
+# Eight ways split every axis that a rule splits; 23 subwords are padded to 24.
+CONFIG = dataclasses.replace(
+    tiny.CONFIG,
+    d_model=16,
+    d_ff=40,
+    num_encoder_layers=1,
+    num_decoder_layers=2,
+    vocab_pad_multiple=8,
+    attention=dataclasses.replace(tiny.CONFIG.attention, num_heads=8, head_dim=3, value_dim=5),
+    dropout_rate=0.2,
+    activation_dropout_rate=0.2,
+)
+TRAIN = TrainConfig(prng='threefry2x32', loss_block_tokens=5, ema_decay=0.9)
+# Shards of very unequal work: some rows hold next to nothing.
+SOURCE_LENGTHS = [7, 1, 8, 1, 2, 3, 5, 7, 1, 1, 1, 1, 6, 8, 4, 2]
+TARGET_LENGTHS = [15, 1, 2, 1, 9, 16, 1, 2, 1, 1, 1, 1, 11, 3, 7, 13]
+
+
+class Update(NamedTuple):
+    """What one update made, on the host, and how much of the state a device held."""
+
+    loss: float
+    gradients: Any
+    state: TrainState
+    whole: list[str]  # leaves of the state that every device holds whole
+    bytes_a_device: int
+    text: str  # the compiled program
+
+
+def make_model(**changes: Any) -> Model:
+    config: ModelConfig = dataclasses.replace(CONFIG, **changes)
+    return build(config, vocab_size=tiny.V, start_id=tiny.START, execution=ExecutionConfig(unroll=1))
+
+
+def make_batch() -> Batch:
+    return tiny.make_batch(SOURCE_LENGTHS, TARGET_LENGTHS)
+
+
+def _keep_gradient() -> optax.GradientTransformation:
+    """Passes the gradient on; its state is the gradient."""
+    return optax.GradientTransformation(
+        lambda params: jax.tree.map(jnp.zeros_like, params), lambda gradients, state, params: (gradients, gradients)
+    )
+
+
+def make_optimizers(name: str = 'adam') -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """Adam with an epsilon that keeps its first update from being a mere sign, which rounding would turn."""
+    schedule = make_schedule(ScheduleConfig(warmup_steps=3), 16, 100)
+    options = {'epsilon': 1e-3} if name == 'adam' else {}
+    return optax.chain(_keep_gradient(), make_optimizer(OptimizerConfig(name=name, **options), schedule)), schedule
+
+
+@functools.cache
+def update(model: Model, mesh_config: MeshConfig, num_devices: int, optimizer_name: str = 'adam') -> Update:
+    """One update on a mesh over the first devices, by the update of a run."""
+    mesh = make_mesh(mesh_config, jax.devices()[:num_devices])
+    optimizer, schedule = make_optimizers(optimizer_name)
+    start = jax.device_get(make_state(tiny.make_params(model), optimizer, with_average=True))
+    with jax.set_mesh(mesh):
+        abstract = abstract_state(model, optimizer, with_average=True)
+        shardings = state_shardings(model, optimizer, abstract, mesh)
+        step = jax.jit(
+            make_train_step(model, optimizer, schedule, TRAIN, seed=11, mesh=mesh),
+            in_shardings=(shardings, batch_sharding(mesh)),
+            out_shardings=(shardings, replicated(mesh)),
+            donate_argnums=0,
+        )
+        batches = (place_batch(make_batch(), mesh),)
+        state = jax.tree.map(lambda leaf, where: jax.device_put(leaf, where, may_alias=False), start, shardings)
+        text = step.lower(state, batches).compile().as_text()
+        state, metrics = step(state, batches)
+    named = jax.tree_util.tree_leaves_with_path(state)
+    whole = [jax.tree_util.keystr(path) for path, leaf in named if leaf.sharding.is_fully_replicated]
+    first = mesh.devices.flat[0]
+    held = sum(shard.data.nbytes for _, leaf in named for shard in leaf.addressable_shards if shard.device == first)
+    assert not int(metrics.bad_steps)
+    state = jax.device_get(state)
+    return Update(float(metrics.loss_sum), state.optimizer[0], state, whole, held, text)
+
+
+def assert_equal(actual: Update, expected: Update, limit: float = 5e-6) -> None:
+    """Loss, and leaf by leaf gradients, parameters, optimizer state and average, each within its own norm."""
+    assert actual.loss == np.float64(expected.loss) or abs(actual.loss / expected.loss - 1) < limit
+    for part in ('gradients', 'state'):
+        pairs = zip(
+            jax.tree_util.tree_leaves_with_path(getattr(actual, part)),
+            jax.tree.leaves(getattr(expected, part)),
+            strict=True,
+        )
+        for (path, ours), theirs in pairs:
+            error, size = (np.linalg.norm(np.float64(x).ravel()) for x in (ours - theirs, theirs))
+            assert error <= limit * size, f'{part}{jax.tree_util.keystr(path)}: {error / size:.1e}'
