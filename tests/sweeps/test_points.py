@@ -47,6 +47,7 @@ def test_seeds_multiply_the_points(tmp_path):
     assert [trial.name for trial in sweep.trials()] == ['a/seed-2', 'a/seed-0', 'b_c/seed-2', 'b_c/seed-0']
     assert [trial.name for trial in sweep.select(['b_c/seed-0', 'a'])] == ['a/seed-2', 'a/seed-0', 'b_c/seed-0']
     assert [sweep.resolve(trial).seed for trial in sweep.select(['b, c'])] == [2, 0]
+    assert '--config.seed=2' in sweep.arguments(sweep.trials()[0])
 
 
 @pytest.mark.parametrize(
