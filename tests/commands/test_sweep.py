@@ -294,7 +294,7 @@ SMALL = {{
 
 def points():
     for scheme in {schemes!r}:
-        yield scheme, {{**SMALL, 'model.positions': scheme, 'train.steps': 400 if scheme == 'learned' else 3}}
+        yield scheme, {{**SMALL, 'model.positions': scheme, 'train.steps': 60 if scheme == 'learned' else 3}}
     yield 'no such kind', {{**SMALL, 'model.attention.kind': 'cubic', 'train.steps': 3}}
 """
 
@@ -327,6 +327,7 @@ def test_eight_real_trainings_of_which_two_fail(tmp_path, capsys):
         if name != 'learned':
             row = rows[name]
             assert row['status'] == 'finished'
+            assert row['differs'] == f'model.positions={name}, train.steps=3'
             assert int(row['steps']) == 3
             assert 0 < float(row['step_seconds']) < float(row['training_seconds'])
             assert int(row['peak_host_bytes']) > 50 << 20
@@ -341,4 +342,4 @@ def test_eight_real_trainings_of_which_two_fail(tmp_path, capsys):
     assert sorted(again) == ['learned', 'no_such_kind']
     log = (tmp_path / 'out' / 'learned' / 'seed-0.log').read_text()
     assert 'resumes after step' in log
-    assert int(rows['learned']['steps']) == 400
+    assert int(rows['learned']['steps']) == 60

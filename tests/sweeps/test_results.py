@@ -1,6 +1,7 @@
 """What is read of a finished training, and the rows made of it."""
 
 import csv
+import dataclasses
 import io
 import json
 
@@ -10,7 +11,8 @@ import pytest
 from transformer_jax.evaluation.bleu import sacrebleu_score
 from transformer_jax.evaluation.significance import Difference, Interval
 from transformer_jax.sweeps import table
-from transformer_jax.sweeps.results import ACCURACY, BLEU, Cost, Row, read_cost, read_score
+from transformer_jax.sweeps.points import Point
+from transformer_jax.sweeps.results import ACCURACY, BLEU, Cost, Row, describe_changes, read_cost, read_score
 
 REFERENCES = ['der Hund beißt den Mann .', 'die Katze sieht heute nicht gern fern .', 'das ist ein Haus .']
 HYPOTHESES = ['der Hund beißt den Mann .', 'die Katze sieht heute gern fern .', 'das war mein Haus .']
@@ -58,6 +60,12 @@ def test_the_cost_of_a_run_that_was_cut_and_went_on(tmp_path):
     assert read_cost(tmp_path / 'nothing') == Cost(None, None, None, None, None, None)
 
 
+def test_what_all_points_change_alike_makes_no_difference():
+    points = [Point('a', 'a', {'x': 1, 'y': None}), Point('b', 'b', {'x': 1, 'y': 2}), Point('c', 'c', {'x': 1})]
+    assert [describe_changes(point, points) for point in points] == ['y=none', 'y=2', '']
+    assert describe_changes(points[1], points[1:2]) == 'x=1, y=2'
+
+
 ROWS = [
     Row('a|b', 'finished', 'x=1', 2, 2, BLEU, 31.25, Interval(29.5, 33.0), 0.5, None,
         Cost(10, 3, 0.5, 5 << 20, None, 9.0)),
@@ -93,3 +101,5 @@ def test_a_terminal_has_a_line_for_each_point():
     lines = table.to_lines(ROWS)
     assert len(lines) == 1 + len(ROWS)
     assert lines[3].split()[:2] == ['e', 'failed']
+    (line,) = table.to_lines([dataclasses.replace(ROWS[0], differs='d' * 100)])[1:]
+    assert f'{"d" * 37}...  31.25' in line

@@ -57,7 +57,7 @@ class Row:
 
     point: str
     status: str
-    differs: str  # from the base config
+    differs: str  # what the point changes, but for what all points change alike
     num_seeds: int
     seeds_finished: int = 0
     score_name: str | None = None
@@ -102,9 +102,14 @@ def read_cost(run_dir: epath.PathLike) -> Cost:
     )
 
 
-def describe_changes(changes: Mapping[str, Any]) -> str:
-    """What a point changes, in the words of the command line."""
-    return ', '.join(f'{path}={spell(value)}' for path, value in changes.items())
+def describe_changes(point: Point, points: Sequence[Point]) -> str:
+    """What a point changes, in the words of the command line, but for what all of several points change alike."""
+    alike = set[tuple[str, str]]()
+    if len(points) > 1:
+        spelled = [{(path, spell(value)) for path, value in one.changes.items()} for one in points]
+        alike = set.intersection(*spelled)
+    changes = [(path, spell(value)) for path, value in point.changes.items()]
+    return ', '.join(f'{path}={value}' for path, value in changes if (path, value) not in alike)
 
 
 def _sum_of_starts(records: Sequence[Mapping[str, Any]]) -> float | None:
@@ -139,7 +144,7 @@ def _make_row(
     row: dict[str, Any] = {
         'point': point.name,
         'status': _status_of(of_point),
-        'differs': describe_changes(point.changes),
+        'differs': describe_changes(point, sweep.points),
         'num_seeds': len(trials),
         'seeds_finished': len(reached),
         'cost': _mean_cost(costs) if costs else None,

@@ -1,12 +1,15 @@
 """The rows of a sweep as text: CSV with whole figures, Markdown and plain lines with readable ones."""
 
 import csv
+import dataclasses
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from transformer_jax.sweeps.results import Cost, Row
+
+_LONGEST = 40  # of the description of a point on a terminal
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ def to_markdown(name: str, rows: Sequence[Row], notes: Sequence[str]) -> str:
 
 
 def to_lines(rows: Sequence[Row]) -> list[str]:
-    """The table for a terminal, a line a point under a header."""
-    table = _cells(rows, _columns(rows))
+    """The table for a terminal, a line a point under a header; long descriptions of points are cut."""
+    table = _cells([dataclasses.replace(row, differs=_shorten(row.differs)) for row in rows], _columns(rows))
     width = [max(len(line[index]) for line in table) for index in range(len(table[0]))]
     return [
         '  '.join(cell.ljust(size) for cell, size in zip(line, width, strict=True)).rstrip().replace('\n', ' ')
@@ -50,7 +53,8 @@ def to_lines(rows: Sequence[Row]) -> list[str]:
 
 def describe(row: Row) -> str:
     """One point in one line, without its name."""
-    shown = [f'{column.title} {text}' for column in _columns([row])[2:] if (text := column.show(row))]
+    columns = [column for column in _columns([row])[2:] if column.title != 'differs']
+    shown = [f'{column.title} {text}' for column in columns if (text := column.show(row))]
     return row.status + ''.join(f'; {text}' for text in shown)
 
 
@@ -91,6 +95,10 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
         Column('reason', lambda row: row.reason),
     ]
     return [column for number, column in enumerate(columns) if number < 2 or any(column.show(row) for row in rows)]
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + '...'
 
 
 def _show_score(row: Row, *, with_name: bool) -> str:
