@@ -1,5 +1,6 @@
 """launch/slurm.sbatch against a stand-in SLURM: submission, the step, saving before the time is over, requeueing."""
 
+import os
 import shlex
 import signal
 import subprocess
@@ -17,6 +18,7 @@ SUBMIT = ['sbatch', *FLAGS, '--signal=B:USR1@180', '--export=ALL', SCRIPT]
 # A training that ends as the file `end` says, or with 143 when `scancel` (below) asked for it.
 _SRUN = """\
 #!/usr/bin/env bash
+trap '' TERM USR1
 cd "$STAND_INS"
 touch started
 while [[ ! -e end && ! -e asked ]]; do sleep 0.02; done
@@ -96,6 +98,7 @@ class Job:
                 ['bash', str(ROOT / SCRIPT)],
                 env=slurm.environment | JOB | {'PYTHON': '/bin/true', 'STAND_INS': str(self.folder)},
                 stderr=stderr,
+                start_new_session=True,
             )
         deadline = time.monotonic() + 30
         while not (self.folder / 'started').exists():
@@ -117,7 +120,7 @@ def test_before_its_time_is_over_it_saves_and_queues_again(slurm):
 
 def test_a_preempted_job_waits_for_the_save_and_leaves_requeueing_to_slurm(slurm):
     job = Job(slurm)
-    job.process.send_signal(signal.SIGTERM)
+    os.killpg(job.process.pid, signal.SIGTERM)  # to the script and whatever waits in it
     time.sleep(0.1)
     assert job.process.poll() is None
     (slurm.folder / 'asked').touch()

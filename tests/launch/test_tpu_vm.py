@@ -144,6 +144,14 @@ def test_watch_starts_a_stopped_training_again_without_copying(gcloud):
     assert step_names(gcloud.calls()) == ['start']
 
 
+def test_watch_counts_no_stop_before_a_preemption_as_a_failure(gcloud):
+    gcloud.answer('queued-resources describe', 'ACTIVE')
+    gcloud.answer('tpu-vm describe', 'READY')
+    gcloud.answer('status', *['training: ended 143'] * 4, 'training: ended 0')
+    gcloud.run(SCRIPT, 'watch', *WHERE, *SIZE, *RUN)
+    assert step_names(gcloud.calls()) == ['start'] * 4
+
+
 def test_watch_stops_when_training_keeps_failing(gcloud):
     gcloud.answer('queued-resources describe', 'ACTIVE')
     gcloud.answer('tpu-vm describe', 'READY')
