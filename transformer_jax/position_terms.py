@@ -10,8 +10,8 @@ class PositionTerms(Protocol):
     """Met by the pytrees in `positions/` that hold a scheme's parameters; attention knows nothing else of a scheme.
 
     Each hook is given the positions of one block of queries and keys, so that nothing of size `[T, S]` need exist and a
-    cached one-row query and a full forward pass agree. Where devices split the heads, `q` and `weights` are of a part of
-    them; a bias is of all. A hook that the scheme does not have returns None.
+    cached one-row query and a full forward pass agree. `q` and `weights` may be of a part of the heads, where devices
+    split them; a bias is of all. A hook that the scheme does not have returns None.
     """
 
     def bias(self, q_positions: Int[Array, 'B T'], k_positions: Int[Array, 'B S']) -> Float[Array, '#B N T S'] | None:
