@@ -188,6 +188,34 @@ def check(options: argparse.Namespace) -> int:
     return DONE if check_run(_load_config(options)) else FAILED
 
 
+def plan(options: argparse.Namespace) -> None:
+    """Compiles a config's program for devices that need not be here and says what it takes."""
+    from transformer_jax.parallel.targets import prepare_environment
+
+    if options.config is None and options.run is None:
+        raise ConfigError('plan needs --config=FILE or --run DIR')
+    if (options.topology is None) == (options.devices is None):
+        raise ConfigError('plan needs one of --topology (a TPU slice, as v5e:4x4) and --devices (cpu:8, gpu:1)')
+    for flag, value in (('--batch', options.batch), ('--length', options.length)):
+        if value is not None:
+            _require_at_least(flag, value, 1)
+    prepare_environment(os.environ, options.topology, options.devices)  # before JAX starts
+    from transformer_jax.commands.plan import print_plan
+
+    print_plan(
+        _load_config(options),
+        topology=options.topology,
+        devices=options.devices,
+        mesh=options.mesh,
+        batch=options.batch,
+        length=options.length,
+        decode=options.decode,
+        run=options.run,
+        search=options.search,
+        as_json=options.json,
+    )
+
+
 def sweep(options: argparse.Namespace) -> int:
     """Trains and compares the points of a sweep."""
     from transformer_jax.commands.sweep import finish, open_sweep
@@ -250,6 +278,7 @@ def _make_parser() -> argparse.ArgumentParser:
         _add_average,
         _add_show,
         _add_check,
+        _add_plan,
         _add_sweep,
     ):
         add(verbs)
@@ -267,7 +296,7 @@ def _add_verb(verbs: Any, run_verb: Callable, description: str, config: str = ''
     )
     verb.set_defaults(run_verb=run_verb)
     if run_verb is not sweep:  # which has a folder of many runs
-        required = run_verb not in (show, check)
+        required = run_verb not in (show, check, plan)
         verb.add_argument('--run', metavar='DIR', required=required, help='the run folder, on a disk or as gs://...')
     return verb
 
@@ -419,6 +448,27 @@ def _add_sweep(verbs: Any) -> None:
     add('--split', metavar='NAME', help='what is scored, one that the data have; default: test')
     add('--runs', metavar='DIR', help='where the run folders go, as gs://...; default: into the folder of the sweep')
     add('--collect', action='store_true', help='trains nothing: reads what there is, and writes the table')
+
+
+def _add_plan(verbs: Any) -> None:
+    verb = _add_verb(
+        verbs,
+        plan,
+        'Compiles the real training update, or the decode step, for devices that need not be here, and prints what\n'
+        'it takes of each: parameters, optimizer state, activations, peak memory, FLOPs, bytes, collectives,\n'
+        'estimated cycles, step time, model FLOP utilisation, compile time. Draws no parameters, writes nothing.',
+        _CONFIG_FILE + _CONFIG_FIELD,
+    )
+    add = verb.add_argument
+    add('--config', metavar='FILE[:ARGS]', help='the config; default: the one of the run')
+    add('--topology', metavar='NAME', help='a TPU slice, as v5e:4x4 or v5p:4x4x4; needs the extra tpu, and no TPU')
+    add('--devices', metavar='cpu:N|gpu:N', help='devices of this machine instead; of a CPU, N simulated ones')
+    add('--mesh', metavar='AXIS=N,...', help='as data=8,model=2; default: of the config. A smaller one uses the first')
+    add('--batch', type=int, metavar='N', help='rows of the global batch; default: as the config has it')
+    add('--length', type=int, metavar='N', help='subwords of a row, each side; default: as the config has it')
+    add('--decode', action='store_true', help='the decode step in place of the update')
+    add('--search', action='store_true', help='also tries mesh splits, batches and remat, and prints a table of them')
+    add('--json', action='store_true', help='prints one JSON object; bytes, FLOPs and collectives are of one device')
 
 
 def _add_checkpoint(verb: argparse.ArgumentParser) -> None:

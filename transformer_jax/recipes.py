@@ -12,6 +12,7 @@ from transformer_jax.config import Config, ConfigError
 from transformer_jax.overlay import overlay
 
 # base and big: Table 3 of the paper. big's dropout is that of English-German; English-French uses 0.1 (section 6.1).
+# billion: seven times big, for slices of many accelerators; not in the paper.
 SIZES: dict[str, dict[str, Any]] = {
     'tiny': {
         'model.num_encoder_layers': 2,
@@ -48,6 +49,15 @@ SIZES: dict[str, dict[str, Any]] = {
         'model.attention.num_heads': 16,
         'model.attention.head_dim': 64,
         'model.dropout_rate': 0.3,
+    },
+    'billion': {
+        'model.num_encoder_layers': 12,
+        'model.num_decoder_layers': 12,
+        'model.d_model': 2048,
+        'model.d_ff': 8192,
+        'model.attention.num_heads': 16,
+        'model.attention.head_dim': 128,
+        'model.dropout_rate': 0.1,
     },
 }
 

@@ -1,7 +1,7 @@
 """The verb `show`: what a config means, before anything is trained."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -26,14 +26,14 @@ def describe(config: Config, run_dir: str | os.PathLike[str] | None) -> Iterator
     """Lines about the config, the model, the mesh and, where the run's data are prepared, the batches."""
     check_config(config)
     if run_dir is not None:
-        _require_same_run(config, RunFolder.open(run_dir))
+        require_same_run(config, RunFolder.open(run_dir))
     default = {path: value for path, _, value in walk(Config())}
     yield 'config (* differs from the default, which is the paper where it has a say; + may change in a resume)'
     for path, field, value in walk(config):
         marks = f'{"*" if value != default[path] else " "}{"+" if field.metadata.get("free") else " "}'
         yield f'{marks} config.{path} = {value!r}'
     yield ''
-    model = _build(config, run_dir)
+    model = build_model(config, run_dir)
     yield from _describe_parameters(model)
     yield f'parameters: {count_parameters(config.model, vocab_size=model.vocab_size):,}'
     mesh = make_mesh(config.execution.mesh)
@@ -41,10 +41,10 @@ def describe(config: Config, run_dir: str | os.PathLike[str] | None) -> Iterator
     sizes = ', '.join(f'{name} {size}' for name, size in mesh.shape.items())
     yield f'mesh: {sizes} ({mesh.devices.flat[0].device_kind})'
     yield ''
-    yield from _describe_batches(config, run_dir, num_data_shards(mesh), mesh.shape[SEQUENCE])
+    yield from _describe_batches(config, run_dir, mesh)
 
 
-def _build(config: Config, run_dir: str | os.PathLike[str] | None) -> Model:
+def build_model(config: Config, run_dir: str | os.PathLike[str] | None) -> Model:
     """The model with the run's own vocabulary, or with the size that the config asks for before there is one."""
     folder = None if run_dir is None else RunFolder(run_dir)
     if folder is not None and folder.vocabulary.exists():
@@ -55,9 +55,10 @@ def _build(config: Config, run_dir: str | os.PathLike[str] | None) -> Model:
     return models.build(config.model, vocab_size=size, start_id=start_id, execution=config.execution)
 
 
-def _require_same_run(config: Config, folder: RunFolder) -> None:
+def require_same_run(config: Config, folder: RunFolder) -> None:
+    """Refuses a config that the run in the folder could not go on with."""
     for field, old, new in fixed_differences(folder.read_config(), config_to_dict(config)):
-        raise ConfigError(f'{field} is {new!r}, but {old!r} in {folder.path}; show the run without --config')
+        raise ConfigError(f'{field} is {new!r}, but {old!r} in {folder.path}; leave --config out')
 
 
 def _describe_parameters(model: Model) -> Iterator[str]:
@@ -74,28 +75,12 @@ def _shapes(model: Model) -> Any:
     return jax.eval_shape(model.init, jax.random.key(0))
 
 
-def _describe_batches(
-    config: Config, run_dir: str | os.PathLike[str] | None, row_shards: int, sequence_shards: int
-) -> Iterator[str]:
-    folder = None if run_dir is None else RunFolder(run_dir)
-    cache = None if folder is None else epath.Path(config.data.cache_dir or folder.data)
-    if folder is None or cache is None or not folder.vocabulary.exists() or not list(cache.glob('train-*')):
+def _describe_batches(config: Config, run_dir: str | os.PathLike[str] | None, mesh: jax.sharding.Mesh) -> Iterator[str]:
+    notes: list[str] = []
+    batches = find_batches(config, run_dir, mesh, notes.append)
+    if batches is None:
         yield 'batches: chosen when a run has prepared its data; then show --run DIR prints them'
         return
-    notes: list[str] = []
-    vocabulary = load_vocabulary(folder.vocabulary)
-    source = make_source(config, notes.append)
-    prepared = prepare(source, 'train', vocabulary, cache, progress=False, report=notes.append)
-    batches = TrainingBatches(
-        prepared,
-        config.data,
-        vocabulary=vocabulary,
-        seed=config.seed,
-        rows_multiple=row_shards,
-        length_multiple=sequence_shards,
-        group=config.train.accumulation,
-        report=notes.append,
-    )
     yield from notes
     yield 'buckets'
     for bucket in batches.buckets:
@@ -103,3 +88,25 @@ def _describe_batches(
     per_epoch = batches.batches_in_epoch(0) // config.train.accumulation
     yield f'padding: {batches.padding:.1%}'
     yield f'steps an epoch: {per_epoch:,} ({config.train.steps / max(per_epoch, 1):,.1f} epochs in all)'
+
+
+def find_batches(
+    config: Config, run_dir: str | os.PathLike[str] | None, mesh: jax.sharding.Mesh, report: Callable[[str], None]
+) -> TrainingBatches | None:
+    """The batches of a run whose data are prepared; None for any other. Writes nothing."""
+    folder = None if run_dir is None else RunFolder(run_dir)
+    cache = None if folder is None else epath.Path(config.data.cache_dir or folder.data)
+    if folder is None or cache is None or not folder.vocabulary.exists() or not list(cache.glob('train-*')):
+        return None
+    vocabulary = load_vocabulary(folder.vocabulary)
+    prepared = prepare(make_source(config, report), 'train', vocabulary, cache, progress=False, report=report)
+    return TrainingBatches(
+        prepared,
+        config.data,
+        vocabulary=vocabulary,
+        seed=config.seed,
+        rows_multiple=num_data_shards(mesh),
+        length_multiple=mesh.shape[SEQUENCE],
+        group=config.train.accumulation,
+        report=report,
+    )

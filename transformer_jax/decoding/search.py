@@ -158,14 +158,36 @@ class Searcher:
         self, params: Params, search: Search, leave_at: Int[Array, ''], last_step: Int[Array, '']
     ) -> Search:
         """Steps until `last_step` subwords are chosen or at most `leave_at` sentences are still searched."""
-
-        def one_step(search: Search) -> Search:
-            tokens = jax.lax.dynamic_index_in_dim(search.tokens, search.step - 1, axis=1, keepdims=False)
-            logits, cache = self._model.decode_step(params, tokens, search.cache)
-            return self._choose(logits, search._replace(cache=cache), search.log_probabilities)
-
         return jax.lax.while_loop(
-            lambda search: (search.step < last_step) & ((~search.is_done).sum() > leave_at), one_step, search
+            lambda search: (search.step < last_step) & ((~search.is_done).sum() > leave_at),
+            lambda search: self.step(params, search),
+            search,
+        )
+
+    def step(self, params: Params, search: Search) -> Search:
+        """Reads the subwords chosen last and chooses the next ones: what a search does over and over."""
+        tokens = jax.lax.dynamic_index_in_dim(search.tokens, search.step - 1, axis=1, keepdims=False)
+        logits, cache = self._model.decode_step(params, tokens, search.cache)
+        return self._choose(logits, search._replace(cache=cache), search.log_probabilities)
+
+    def abstract_search(self, params: Params, rows: int, source_length: int, slots: int) -> Search:
+        """Shapes and dtypes of a search without prefixes, computing nothing."""
+
+        def ids(length: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((rows, length), jnp.int32)
+
+        numbers = jax.ShapeDtypeStruct((rows,), jnp.int32)
+        return jax.eval_shape(
+            functools.partial(self._begin_program, prefix_ends=None, slots=slots),
+            params,
+            inputs=ids(source_length),
+            segment_ids=ids(source_length),
+            prefix=ids(1),
+            prefix_lengths=numbers,
+            limits=numbers,
+            min_lengths=numbers,
+            seeds=jax.ShapeDtypeStruct((rows,), jnp.uint32),
+            rng=jax.eval_shape(jax.random.key, 0),
         )
 
     def _choose(self, logits: Float[Array, 'B P V'], search: Search, live: Float[Array, 'B P']) -> Search:

@@ -150,21 +150,11 @@ class TextSearch:
 
     def _searcher(self, n: int) -> Searcher:
         if n not in self._searchers:
-            method = self._method(n)
+            method = make_method(self.config, n)
             stop = StopRule(self.config.stop)
             num_best = n if stop.kind == 'exact' else method.num_hypotheses
             self._searchers[n] = Searcher(self.model, method, self._specials, self._penalty, stop, num_best=num_best)
         return self._searchers[n]
-
-    def _method(self, n: int) -> Method:
-        config = self.config
-        if config.method == 'greedy':
-            return Greedy()
-        if config.method == 'beam':
-            return Beam(config.beam_size)
-        if config.method == 'sampling':
-            return Sampling(n, config.temperature, config.top_k, config.top_p)
-        raise ConfigError(f'config.decoding.method is {config.method!r}; it must be greedy, beam or sampling')
 
     def _require_fits(self, length: int, name: str, line: int) -> None:
         if length > self.model.max_length:
@@ -186,6 +176,17 @@ class TextSearch:
 
     def _score(self, log_probability: float, length: int) -> float:
         return log_probability / float(self._penalty(length))
+
+
+def make_method(config: DecodingConfig, n: int) -> Method:
+    """How a search chooses when it is to give `n` texts a line."""
+    if config.method == 'greedy':
+        return Greedy()
+    if config.method == 'beam':
+        return Beam(config.beam_size)
+    if config.method == 'sampling':
+        return Sampling(n, config.temperature, config.top_k, config.top_p)
+    raise ConfigError(f'config.decoding.method is {config.method!r}; it must be greedy, beam or sampling')
 
 
 def require_task(task: Task, ability: str) -> None:

@@ -41,14 +41,16 @@ def _from_condition(program: Program, holder: Computation, loop: Instruction) ->
     if compared is None:
         return None
     counter, limit, direction = compared
+    body = program.computations[loop.called['body']]
     bound = _constant(condition, limit)
     index = _tuple_index(condition, counter)
-    if bound is None and (limit_index := _tuple_index(condition, limit)) is not None:
-        bound = _constant(holder, holder.operand(inputs, limit_index))
+    limit_index = _tuple_index(condition, limit)
+    if limit_index is not None and _tuple_index(body, body.operand(body.root, limit_index)) == limit_index:
+        bound = _constant(holder, holder.operand(inputs, limit_index))  # no turn changes it
     if bound is None or index is None:
         return None
     first = _constant(holder, holder.operand(inputs, index))
-    step = _step(program, program.computations[loop.called['body']], index)
+    step = _step(program, body, index)
     if first is None or step is None:
         return None
     if direction == 'LE':

@@ -45,7 +45,9 @@ def make_update(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Update
     return Update(jitted, optimizer, state, batch)
 
 
-def abstract_batch(rows: int, source_length: int, target_length: int, sharding: jax.sharding.NamedSharding) -> Batch:
+def abstract_batch(
+    rows: int, source_length: int, target_length: int, sharding: jax.sharding.NamedSharding | None
+) -> Batch:
     """The shapes of one global micro-batch."""
 
     def side(length: int) -> jax.ShapeDtypeStruct:

@@ -1,0 +1,196 @@
+"""The verb `plan`: what it prints, what it refuses, and that its collectives are those a hand counts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transformer_jax.__main__ import BAD_USE, DONE, main
+from transformer_jax.commands import alternatives
+from transformer_jax.commands.plan import parse_mesh
+from transformer_jax.commands.planned_program import Answer, Question
+from transformer_jax.commands.programs import Shape, StateBytes, training_flops
+from transformer_jax.config import Config, ConfigError, MeshConfig
+from transformer_jax.overlay import overlay
+from transformer_jax.parallel.plan import Plan
+from transformer_jax.parallel.targets import open_devices
+
+ROOT = Path(__file__).parent.parent.parent
+TINY = [
+    f'--config={ROOT / "configs/copy_tiny.py"}',
+    '--config.model.num_encoder_layers=1',
+    '--config.model.num_decoder_layers=1',
+    '--config.model.d_model=16',
+    '--config.model.d_ff=32',
+]
+KEYS = (
+    'parameters flops estimated_cycles kernel_cycles temporary_bytes argument_bytes collectives step_seconds '
+    'model_flop_utilisation compile_seconds'
+).split()
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verb sets what JAX has read here long ago."""
+    for name in ('JAX_PLATFORMS', 'JAX_NUM_CPU_DEVICES'):
+        monkeypatch.setenv(name, 'to be restored')
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(['plan', *TINY, *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def plan(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    code, out, err = run(capsys, *arguments, '--json')
+    assert code == DONE, err
+    return json.loads(out)
+
+
+def test_an_update_on_eight_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, '--devices', 'cpu:8', '--mesh', 'data=2,fsdp=4', '--batch', '64', '--length', '13')
+    assert set(KEYS) <= set(found)
+    assert (found['devices'], found['batch'], found['fits']) == (8, 64, True)
+    assert found['mesh'] == {'data': 2, 'fsdp': 4, 'model': 1, 'sequence': 1}
+    size = 4 * found['parameters']
+    assert found['parameter_bytes'] == pytest.approx(size / 4, rel=0.05)  # only norms lie whole on each
+    assert found['optimizer_bytes'] == pytest.approx(2 * size / 4, rel=0.05)  # Adam's two moments
+    batch = 2 * 3 * 64 * 13 * 4 / 8  # ids, segments and positions of both sides
+    assert found['argument_bytes'] == pytest.approx(
+        found['parameter_bytes'] + found['optimizer_bytes'] + batch, rel=0.01
+    )
+    assert found['model_flops'] == model_flops(rows=64, length=13)
+    assert found['flops'] == pytest.approx(found['model_flops'] / 8, rel=0.3)  # blocks of the loss are filled up
+    peak, seconds = 96e9 * 8, found['step_seconds']
+    assert found['model_flop_utilisation'] == pytest.approx(found['model_flops'] / (peak * seconds))
+    assert found['tokens_per_second'] == pytest.approx(64 * 13 / seconds)
+    assert found['estimated_cycles'] == pytest.approx(3e9 * seconds)
+    # Parameters are gathered from 4 devices, forward and backward; gradients summed over all 8.
+    gathered, summed = 2 * size * 3 / 4, 2 * size * 7 / 8
+    received = sum(one['bytes'] for one in found['collectives'].values())
+    assert received == pytest.approx(gathered + summed, rel=0.1), found['collectives']
+
+
+def model_flops(*, rows: int, length: int) -> float:
+    """By hand: six FLOPs a token and weight of a product, and the two products of each of the three attentions."""
+    width, heads, hidden, vocabulary = 16, 4 * 16, 32, 45
+    layers = (4 + 8) * width * heads + 2 * 2 * width * hidden
+    return 6 * rows * length * (layers + vocabulary * width + 3 * 2 * length * heads)
+
+
+def test_a_decode_step_on_the_first_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, '--devices', 'cpu:8', '--mesh', 'data=2', '--decode', '--batch', '6', '--length', '11')
+    assert code == DONE, err
+    for words in ('decode step: 6 sentences of 11', '2 of cpu:8', 'peak memory', 'fits', 'tokens/s', 'compile time'):
+        assert words in out
+    assert 'optimizer state' not in out
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'words'),
+    [
+        (['--topology', 'v5e:4x5'], ['v5e:4x5', '4x4', 'v5p: 2x2x1']),
+        (['--topology', 'v5e:4x4', '--devices', 'cpu:8'], ['one of']),
+        ([], ['--topology', '--devices']),
+        (['--devices', 'cpu:8', '--mesh', 'data=16'], ['takes 16 devices', 'has 8']),
+        (['--devices', 'cpu:8', '--mesh', 'rows=2'], ['rows=2', 'data, fsdp, model, sequence']),
+        (['--devices', 'cpu:8', '--mesh', 'data=8', '--batch', '13'], ['--batch is 13', '8 or 16 would fit']),
+        (['--devices', 'cpu:8', '--batch', '0'], ['--batch is 0']),
+        (['--devices', 'cpu:8', '--length', '9999'], ['--length is 9999', 'config.model.max_length']),
+        (['--devices', 'cpu:8', '--config.execution.mesh.model=3'], ['config.execution.mesh', '8 devices']),
+        (['--devices', 'cpu:6', '--mesh', 'data=1,model=3', '--batch', '8'], ['not divisible', 'model']),
+        (['--devices', 'cpu:8', '--config.model.no_such=3'], ['no_such']),
+    ],
+    ids=lambda value: ' '.join(value)[:40],
+)
+def test_what_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (BAD_USE, '')
+    assert 'Traceback' not in err
+    for word in words:
+        assert word in err
+
+
+def test_a_mesh_of_the_command_line() -> None:
+    assert parse_mesh('fsdp=4,model=2') == MeshConfig(data=1, fsdp=4, model=2, sequence=1)
+    for wrong in ('data', 'data=2,data=2', 'data=0', 'data=two', ''):
+        with pytest.raises(ConfigError, match='AXIS=WAYS'):
+            parse_mesh(wrong)
+
+
+def test_the_models_flops_are_those_of_the_paper() -> None:
+    """Base by hand: 6 FLOPs a weight and token, and the attention products of 18 layers, forward and backward."""
+    config = overlay(Config(), {'model.attention.impl': 'blockwise', 'execution.remat': 'full'})
+    shape = Shape(7, 128, 128)
+    layers = 6 * (4 * 512**2 + 2 * 512 * 2048) + 6 * (8 * 512**2 + 2 * 512 * 2048)
+    by_hand = 6 * 7 * 128 * (layers + 37_000 * 512 + 18 * 2 * 128 * 512)
+    assert training_flops(config, shape, vocab_size=37_000) == by_hand
+
+
+class Compiler:
+    """Stands in for the compiler: memory and time of an update by its rows, mesh and remat."""
+
+    def __init__(self, memory: int) -> None:
+        self.memory = memory
+        self.asked: list[str] = []
+
+    def __call__(self, question: Question) -> Answer:
+        self.asked.append(alternatives.describe_question(question))
+        mesh = question.make_mesh()
+        remat = question.config.execution.remat
+        needed = question.shape.rows * {'none': 10, 'dots': 5}.get(remat, 3)
+        seconds = question.shape.rows * {'none': 1.0, 'dots': 1.2}.get(remat, 1.4) + 10 * mesh.shape['model']
+        plan = Plan(seconds, 0.0, 0.0, seconds, 1.0, 1.0, needed, 0, 0, needed, {}, 1.0, (), ())
+        reason = None if needed <= self.memory else 'too large'
+        sizes = {axis: int(ways) for axis, ways in mesh.shape.items()}
+        return Answer(question, sizes, 7, StateBytes(0, 0, 0), 1.0, plan, needed, reason)
+
+
+@pytest.fixture
+def question() -> Question:
+    config = overlay(Config(), {'model.attention.num_heads': 2, 'execution.mesh.data': 8})
+    return Question(config, open_devices('cpu:8'), Shape(64, 13, 13), decode=False, run=None)
+
+
+def test_a_search_tries_meshes_then_batches_then_remat(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = Compiler(memory=1300)
+    monkeypatch.setattr(alternatives, 'answer', compiler)
+    search = alternatives.Search(question, lambda line: None)
+    search.run()
+    assert compiler.asked[:2] == ['64 rows, data 8, remat none', '64 rows, fsdp 8, remat none']
+    assert '64 rows, fsdp 4, model 2, remat none' in compiler.asked
+    assert any('model 4' in name and 'divisible' in reason for name, reason in search.pruned)  # of two heads
+    assert '256 rows, data 8, remat none' in compiler.asked  # after 128, which fits
+    assert '256 rows, data 8, remat dots' in compiler.asked  # since without it that does not fit
+    assert len(compiler.asked) == len(set(compiler.asked)) <= 12
+    speeds = [one.tokens_per_second for one in search.ordered() if one.does_not_fit is None]
+    assert speeds == sorted(speeds, reverse=True)
+    lines = list(alternatives.table(search))
+    assert lines[0].startswith('tokens/s')
+    assert [line for line in lines if line.endswith('does not fit')] == lines[len(speeds) + 1 : len(search.answers) + 1]
+    assert [line for line in lines if line.startswith('not compiled: ') and 'model 4' in line]
+
+
+def test_remat_is_not_compiled_where_all_fits(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alternatives.programs, 'training_bytes', lambda *_: StateBytes(0, 0, 0))
+    compiler = Compiler(memory=10**9)
+    monkeypatch.setattr(alternatives, 'answer', compiler)
+    search = alternatives.Search(question, lambda line: None)
+    search.run()
+    assert not [name for name in compiler.asked if 'remat none' not in name]
+    assert {reason for name, reason in search.pruned if 'remat none' not in name} == {
+        'everything fits; this would only compute more'
+    }
+
+
+def test_a_search_goes_down_until_something_fits(question: Question, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alternatives.programs, 'training_bytes', lambda *_: StateBytes(0, 0, 0))
+    compiler = Compiler(memory=200)
+    monkeypatch.setattr(alternatives, 'answer', compiler)
+    search = alternatives.Search(question, lambda line: None)
+    search.run()
+    assert '16 rows, data 8, remat none' in compiler.asked
+    assert '8 rows, data 8, remat none' not in compiler.asked
+    assert [one for one in search.ordered() if one.does_not_fit is None]
