@@ -104,7 +104,9 @@ def test_cheap_imports_load_no_jax(code):
 
 
 @pytest.mark.parametrize(
-    'verb', [[], ['train'], ['evaluate'], ['translate'], ['generate'], ['average'], ['show'], ['sweep'], ['plan']], ids=str
+    'verb',
+    [[], ['train'], ['evaluate'], ['translate'], ['generate'], ['average'], ['show'], ['sweep'], ['plan']],
+    ids=str,
 )
 def test_help_loads_no_jax(verb):
     command = [sys.executable, '-X', 'importtime', '-m', 'transformer_jax', *verb, '--help']
