@@ -16,7 +16,7 @@ CELLS = json.loads(NOTEBOOK.read_text())['cells']
 CODE = [''.join(cell['source']) for cell in CELLS if cell['cell_type'] == 'code']
 # Small enough for a test; the task, the commands and the cells are those of the page.
 CHANGES = [
-    '--config.train.steps=6',
+    '--config.train.steps=4',
     '--config.optimizer.schedule.warmup_steps=2',
     '--config.data.grammar.num_train=2000',
     '--config.data.grammar.num_validation=20',
