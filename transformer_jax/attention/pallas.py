@@ -1,6 +1,7 @@
-"""Attention by Pallas kernels: on TPU the splash kernels shipped with JAX, on NVIDIA GPUs our own (`pallas_gpu`).
+"""Attention by Pallas kernels.
 
-On CPU the GPU kernels are interpreted, which is exact and slow: for tests, not for runs.
+On TPU our own for short texts (`pallas_tpu`) and the splash kernels shipped with JAX for others; on NVIDIA GPUs our own
+(`pallas_gpu`). On CPU the GPU kernels are interpreted, which is exact and slow: for tests, not for runs.
 """
 
 import functools
@@ -17,6 +18,7 @@ from transformer_jax.shapes import Array, Bool, Float, Int
 
 Reach = tuple[int | None, int | None]
 _LANES = 128  # what lengths on a TPU must be whole multiples of
+_SHORT = 512  # the longest text whose scores, of one head, stay in a TPU's fast memory whole
 _SINK = -1e30  # far below every logit and far above the kernels' value of a hidden one
 
 
@@ -36,21 +38,44 @@ def pallas_attention(
     _refuse(mask, options)
     left, right = mask.window or (None, None)
     reach = left, 0 if mask.causal else right
-    # A slot that nobody looks at may hold anything, NaN included, and 0 * NaN is NaN.
     sees, seen = _meetings(mask, reach)
-    q, k, v = empty_unseen(q, sees), empty_unseen(k, seen), empty_unseen(v, seen)
-    # Padding of the two sides gets unlike ids, so that it does not see itself.
-    k_segments = jnp.where(mask.k_segments > 0, mask.k_segments, -1)
+    # What nobody looks at is padding too. That of the two sides gets unlike ids, so that it does not see itself.
+    q_segments, k_segments = jnp.where(sees, mask.q_segments, 0), jnp.where(seen, mask.k_segments, -1)
+    on_tpu = by_rows if fits_rows(q, k, v) else splash
 
     def attend(*arrays: Array) -> Array:
         return jax.lax.platform_dependent(
             *arrays,
-            tpu=functools.partial(splash, reach=reach, options=options),
+            tpu=functools.partial(on_tpu, reach=reach, options=options),
             cuda=functools.partial(flash, reach=reach, options=options),
             cpu=functools.partial(flash, reach=reach, options=options, interpret=True),
         )
 
-    return _by_shard(attend)(q, k, v, mask.q_segments, k_segments), None
+    return _by_shard(attend)(q, k, v, q_segments, k_segments), None
+
+
+def fits_rows(q: Float[Array, 'B T N H'], k: Float[Array, 'B S K H'], v: Float[Array, 'B S K U']) -> bool:
+    """Whether `by_rows` can take these: short, with equal heads on both sides that fill whole groups of lanes."""
+    num_heads, width = q.shape[2:]
+    fills_lanes = (num_heads * width) % _LANES == 0 and (_LANES % width == 0 or width % _LANES == 0)
+    return k.shape[2:] == v.shape[2:] == (num_heads, width) and fills_lanes and max(q.shape[1], k.shape[1]) <= _SHORT
+
+
+def by_rows(
+    q: Float[Array, 'B T N H'],
+    k: Float[Array, 'B S N H'],
+    v: Float[Array, 'B S N H'],
+    q_segments: Int[Array, 'B T'],
+    k_segments: Int[Array, 'B S'],
+    *,
+    reach: Reach,
+    options: Options,
+    interpret: bool = False,
+) -> Float[Array, 'B T N H']:
+    """By our own TPU kernels for short texts."""
+    from transformer_jax.attention.pallas_tpu import RowKernel, row_attention
+
+    return row_attention(RowKernel(q.shape[2], options.scale, *reach, interpret), q, k, v, q_segments, k_segments)
 
 
 def splash(
@@ -68,6 +93,7 @@ def splash(
     from jax.experimental.pallas.ops.tpu import splash_attention as shipped
 
     length, num_heads = q.shape[1:3]
+    q, k, v = _empty_padding(q, k, v, q_segments, k_segments)
     q = (q.astype(jnp.float32) * options.scale).astype(q.dtype)
     q, q_segments = _pad(q, _LANES), _pad(q_segments, _LANES)
     k, v, k_segments = _pad(k, _LANES), _pad(v, _LANES), _pad(k_segments, _LANES, -1)
@@ -108,6 +134,7 @@ def flash(
     from transformer_jax.attention.pallas_gpu import Kernel, flash_attention
 
     length, value_width = q.shape[1], v.shape[-1]
+    q, k, v = _empty_padding(q, k, v, q_segments, k_segments)
     q, k, v = _pad_width(q), _pad_width(k), _pad_width(v)
     # Both sides of a block of each array fit into the shared memory of one multiprocessor.
     block = options.config.block_size or (64 if max(q.shape[-1], v.shape[-1]) * q.dtype.itemsize <= 256 else 32)
@@ -156,6 +183,10 @@ def _meetings(mask: Mask, reach: Reach) -> tuple[Bool[Array, 'B T'], Bool[Array,
         return mask.q_segments > 0, mask.k_segments > 0
     meet = (mask.q_segments[:, :, None] == mask.k_segments[:, None, :]) & (mask.k_segments > 0)[:, None, :]
     return meet.any(2), meet.any(1)
+
+
+def _empty_padding(q: Array, k: Array, v: Array, q_segments: Array, k_segments: Array) -> tuple[Array, Array, Array]:
+    return empty_unseen(q, q_segments > 0), empty_unseen(k, k_segments > 0), empty_unseen(v, k_segments > 0)
 
 
 def _by_shard(attend: Any) -> Any:
