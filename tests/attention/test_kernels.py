@@ -17,7 +17,7 @@ from tests.attention import exact_cases as cases
 from transformer_jax.attention import VARIANTS, variant
 from transformer_jax.attention.cudnn import CUDNN, attend
 from transformer_jax.attention.mask import Mask
-from transformer_jax.attention.pallas import PALLAS, splash
+from transformer_jax.attention.pallas import PALLAS, by_rows, fits_rows, splash
 from transformer_jax.attention.preference import order_of_preference
 from transformer_jax.attention.variant import Options, Use
 from transformer_jax.config import AttentionConfig
@@ -31,6 +31,23 @@ def interpreted_splash(q: Any, k: Any, v: Any, mask: Mask, options: Options) -> 
     segments = mask.q_segments, jnp.where(mask.k_segments > 0, mask.k_segments, -1)
     reach = left, 0 if mask.causal else right
     return splash(q, k, v, *segments, reach=reach, options=options, interpret=True), None
+
+
+def interpreted_rows(q: Any, k: Any, v: Any, mask: Mask, options: Options) -> tuple[jax.Array, None]:
+    """What `pallas_attention` hands to our own TPU kernels; slots that meet nothing count as padding."""
+    assert fits_rows(q, k, v)
+    seen = mask.materialize()
+    segments = jnp.where(seen.any(2), mask.q_segments, 0), jnp.where(seen.any(1), mask.k_segments, -1)
+    left, right = mask.window or (None, None)
+    reach = left, 0 if mask.causal else right
+    options = options._replace(scale=q.shape[-1] ** -0.5)
+    return by_rows(q, k, v, *segments, reach=reach, options=options, interpret=True), None
+
+
+def fill_lanes(arrays: dict[str, np.ndarray], num_heads: int, width: int) -> dict[str, np.ndarray]:
+    """Random arrays with heads that fill whole groups of 128 lanes, in the place of the oracle's small ones."""
+    rng = np.random.default_rng(1)
+    return {name: rng.normal(size=(*arrays[name].shape[:2], num_heads, width)) for name in arrays}
 
 
 def cudnn_by_xla(q: Any, k: Any, v: Any, mask: Mask, options: Options) -> tuple[jax.Array, None]:
@@ -54,6 +71,34 @@ def test_tpu_kernels_equal_the_loops(name: str) -> None:
     mask = cases.COMMON[name]()
     arrays, seen = without_bias(cases.make_arrays(mask)), cases.visible(mask)
     cases.assert_equal_loops(cases.compute(interpreted_splash, mask, arrays), arrays, seen)
+
+
+@pytest.mark.parametrize(
+    ('name', 'num_heads', 'width'),
+    [('causal packed', 4, 64), ('cross padded', 4, 32), ('window', 1, 128),
+     ('causal window', 2, 64), ('self all', 1, 256)],
+)  # fmt: skip
+def test_tpu_kernels_of_short_rows_equal_the_loops(name: str, num_heads: int, width: int) -> None:
+    """Whatever stands where nobody looks."""
+    mask = cases.COMMON[name]()
+    arrays, seen = fill_lanes(without_bias(cases.make_arrays(mask)), num_heads, width), cases.visible(mask)
+    computed = cases.compute(interpreted_rows, mask, cases.dirty(mask, seen, arrays, float('nan')))
+    cases.assert_equal_loops(computed, arrays, seen)
+
+
+def test_which_rows_fit_the_kernels() -> None:
+    def fits(length: int, num_heads: int, width: int, num_kv_heads: int | None = None) -> bool:
+        x = jnp.zeros((1, length, num_heads, width))
+        return fits_rows(x, k := jnp.zeros((1, length, num_kv_heads or num_heads, width)), k)
+
+    assert fits(512, 8, 64)
+    assert fits(48, 16, 64)
+    assert fits(128, 3, 128)
+    assert fits(7, 4, 32)
+    assert not fits(513, 8, 64)  # too long
+    assert not fits(128, 3, 64)
+    assert not fits(128, 8, 48)
+    assert not fits(128, 8, 64, 2)
 
 
 @pytest.mark.parametrize('name', [*cases.COMMON, *cases.FURTHER])

@@ -200,7 +200,7 @@ def run_with_dropout(execution: ExecutionConfig) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('unroll', 'remat'), [(None, 'none'), (2, 'full'), (1, 'dots')])
+@pytest.mark.parametrize(('unroll', 'remat'), [(None, 'none'), (2, 'full'), (1, 'dots'), (None, 'names')])
 def test_unroll_and_remat_change_nothing(unroll: int | None, remat: str) -> None:
     hidden, gradients = run_with_dropout(ExecutionConfig(unroll=unroll, remat=remat))
     expected, expected_gradients = run_with_dropout(ExecutionConfig(unroll=1))
@@ -214,7 +214,7 @@ def test_every_dropout_of_every_layer_and_step_has_a_key_of_its_own(
 ) -> None:
     seen: list[tuple[int, ...]] = []
 
-    def record(inputs: jax.Array, rate: float, rng: jax.Array) -> jax.Array:
+    def record(inputs: jax.Array, rate: float, rng: jax.Array, *_: Any) -> jax.Array:
         def note(data: Any) -> np.ndarray:
             seen.append(tuple(np.asarray(data).tolist()))
             return np.zeros(inputs.shape, np.float32)

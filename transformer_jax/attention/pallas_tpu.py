@@ -7,7 +7,7 @@ to zero before a product over lanes, and left out of what a product makes.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from transformer_jax.shapes import Array, Float, Int
 
+Ref = Any  # memory of the chip that a kernel reads and writes
 _LANES = 128
 _UNROLLED = 256  # the longest rows whose groups of lanes are unrolled
 _HIDDEN = -1e30  # a hidden logit
@@ -59,8 +60,9 @@ def _forward(kernel: RowKernel, *arrays: Array) -> tuple[Array, tuple[Array, ...
 
 
 def _backward(kernel: RowKernel, kept: tuple[Array, ...], d_output: Array) -> tuple[Array | None, ...]:
-    q, k, v, *segments = kept
-    gradients = _call(kernel, _backward_kernel, (q, k, v, d_output), tuple(segments), (q, k, v), num_products=5)
+    q, k, v, q_segments, k_segments = kept
+    segments = q_segments, k_segments
+    gradients = _call(kernel, _backward_kernel, (q, k, v, d_output), segments, (q, k, v), num_products=5)
     return *gradients, None, None
 
 
@@ -69,13 +71,13 @@ _attend.defvjp(_forward, _backward)
 
 def _call(
     kernel: RowKernel,
-    body: object,
+    body: Callable[..., None],
     inputs: tuple[Array, ...],
     segments: tuple[Array, Array],
     like: tuple[Array, ...],
     *,
     num_products: int,
-) -> list[Array]:
+) -> tuple[Array, ...]:
     """Runs a kernel over the rows of the batch; `like` has the shapes of what it makes."""
     q_segments, k_segments = segments
     ids = q_segments[:, :, None], k_segments[:, :, None], k_segments[:, None, :]
@@ -85,8 +87,8 @@ def _call(
     def row(x: Array) -> pl.BlockSpec:
         return pl.BlockSpec((None, *x.shape[1:]), lambda index: (index, 0, 0))
 
-    return pl.pallas_call(
-        functools.partial(body, kernel),  # type: ignore[arg-type]
+    run: Any = pl.pallas_call(
+        functools.partial(body, kernel),
         grid=(batch,),
         in_specs=[row(x) for x in (*inputs, *ids)],
         out_specs=[row(x) for x in like],
@@ -99,16 +101,17 @@ def _call(
         ),
         interpret=kernel.interpret,
         name='row_attention' if num_products == 2 else 'row_attention_backward',
-    )(*inputs, *ids)
+    )
+    return tuple(run(*inputs, *ids))
 
 
 def _forward_kernel(
-    kernel: RowKernel, q_ref: Array, k_ref: Array, v_ref: Array, q_ids: Array, k_ids: Array, k_row: Array, o_ref: Array
+    kernel: RowKernel, q_ref: Ref, k_ref: Ref, v_ref: Ref, q_ids: Ref, k_ids: Ref, k_row: Ref, o_ref: Ref
 ) -> None:
     may_see = _may_see(kernel, q_ids[...], k_row[...])
     q_real, k_real = q_ids[...] > 0, k_ids[...] > 0
 
-    def attend(lanes: Any, heads: list[Array | None]) -> None:
+    def attend(lanes: Any, heads: Sequence[Array | None]) -> None:
         q, k, v = _real(q_ref, lanes, q_real), _real(k_ref, lanes, k_real), _real(v_ref, lanes, k_real)
         output = jnp.zeros(q.shape, jnp.float32)
         for own in heads:
@@ -121,13 +124,13 @@ def _forward_kernel(
 
 def _backward_kernel(
     kernel: RowKernel,
-    q_ref: Array, k_ref: Array, v_ref: Array, d_o_ref: Array, q_ids: Array, k_ids: Array, k_row: Array,
-    d_q_ref: Array, d_k_ref: Array, d_v_ref: Array,
+    q_ref: Ref, k_ref: Ref, v_ref: Ref, d_o_ref: Ref, q_ids: Ref, k_ids: Ref, k_row: Ref,
+    d_q_ref: Ref, d_k_ref: Ref, d_v_ref: Ref,
 ) -> None:  # fmt: skip
     may_see = _may_see(kernel, q_ids[...], k_row[...])
     q_real, k_real = q_ids[...] > 0, k_ids[...] > 0
 
-    def differentiate(lanes: Any, heads: list[Array | None]) -> None:
+    def differentiate(lanes: Any, heads: Sequence[Array | None]) -> None:
         q, k, v = _real(q_ref, lanes, q_real), _real(k_ref, lanes, k_real), _real(v_ref, lanes, k_real)
         d_o = _real(d_o_ref, lanes, q_real)
         d_q = jnp.zeros(q.shape, jnp.float32)
@@ -147,7 +150,7 @@ def _backward_kernel(
 
 
 def _for_lane_groups(
-    kernel: RowKernel, shape: tuple[int, ...], body: Callable[[Any, list[Array | None]], None]
+    kernel: RowKernel, shape: tuple[int, ...], body: Callable[[Any, Sequence[Array | None]], None]
 ) -> None:
     """Calls `body` for each group of lanes, with which of these lanes each head in it owns (None = all).
 
@@ -193,7 +196,7 @@ def _product(a: Array, b: Array, axes: tuple[int, int]) -> Array:
     return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _real(ref: Array, lanes: Any, is_real: Array) -> Array:
+def _real(ref: Ref, lanes: Any, is_real: Array) -> Array:
     """Zeros in empty slots, which may hold anything, NaN included."""
     return jnp.where(is_real, ref[:, lanes], 0)
 

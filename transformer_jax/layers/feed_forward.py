@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from transformer_jax.layers.dropout import Dropout
 from transformer_jax.parallel.rules import constrain
@@ -31,11 +32,14 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
-        hidden = ACTIVATIONS[self.activation](self._dense('expand', self.d_ff, ('embed', 'mlp'))(inputs))
+        hidden = ACTIVATIONS[self.activation](self._expand('expand', inputs))
         if self.activation == 'swiglu':
-            hidden = hidden * self._dense('gate', self.d_ff, ('embed', 'mlp'))(inputs)
+            hidden = hidden * self._expand('gate', inputs)
         hidden = Dropout(self.dropout_rate, _HIDDEN)(constrain(hidden, *_HIDDEN))
         return self._dense('contract', inputs.shape[-1], ('mlp', 'embed'))(hidden)
+
+    def _expand(self, name: str, inputs: Float[Array, 'B T D']) -> Float[Array, 'B T F']:
+        return checkpoint_name(self._dense(name, self.d_ff, ('embed', 'mlp'))(inputs), 'hidden')
 
     def _dense(self, name: str, width: int, axes: tuple[str, str]) -> nn.Dense:
         glorot = nn.initializers.variance_scaling(self.init_scale, 'fan_avg', 'uniform')

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from transformer_jax import positions as position_schemes
 from transformer_jax.attention import variants_of
@@ -181,7 +182,10 @@ class _Projection(nn.Module):
         kernel = self.param('kernel', partitioned(glorot, self.logical_axes), shape, jnp.float32)
         lead = inputs.shape[: inputs.ndim - num_in]
         width_in = kernel.size // math.prod(self.axes_out)
-        outputs = inputs.reshape(*lead, width_in).astype(self.dtype) @ kernel.reshape(width_in, -1).astype(self.dtype)
+        rows = inputs.reshape(*lead, width_in).astype(self.dtype)
+        outputs = rows @ kernel.reshape(width_in, -1).astype(self.dtype)
+        if num_in == 1:
+            outputs = checkpoint_name(outputs, 'heads')
         outputs = outputs.reshape(*lead, *self.axes_out)
         if len(self.axes_out) > 1:
             outputs = constrain(outputs, 'batch', 'length', *self.logical_axes[num_in:])

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.layers.dropout import Dropout
@@ -33,8 +34,8 @@ class Residual(nn.Module):
     ) -> Float[Array, 'B T D']:
         norm, drop = make_norm(self.config, self.dtype, 'norm'), Dropout(self.config.dropout_rate)
         if self.config.norm_order == 'pre':
-            return inputs + drop(self._lay_out(sublayer(norm(inputs))))
-        return norm(inputs + drop(self._lay_out(sublayer(inputs))))
+            return checkpoint_name(inputs + drop(self._lay_out(sublayer(norm(inputs)))), 'stream')
+        return norm(checkpoint_name(inputs + drop(self._lay_out(sublayer(inputs))), 'stream'))
 
     @staticmethod
     def _lay_out(outputs: Float[Array, 'B T D']) -> Float[Array, 'B T D']:

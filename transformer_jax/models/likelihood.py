@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from transformer_jax.data.batch import Batch
 from transformer_jax.models.interface import Model
 from transformer_jax.parallel.mesh import FSDP, MODEL
+from transformer_jax.parallel.platform import target_platform
 from transformer_jax.parallel.rules import activation_spec, ambient_mesh
 from transformer_jax.parallel.vocabulary import VocabularySlice
 from transformer_jax.shapes import Array, Bool, Float, Int, Params
@@ -220,7 +221,22 @@ def _run_blocks(
     hidden = jnp.where(real[:, None], hidden, 0)  # what padding holds must not count, NaN included
     rows, gold, weight = blocks.gather(hidden), blocks.gather(targets), blocks.gather(real.astype(jnp.float32))
     matrix = own.gather_width(table.astype(hidden.dtype))
-    is_entry = own.is_entry()
+    is_entry, has_padding = own.is_entry(), own.is_split or own.vocab_size < own.num_rows
+    # What a pass over the logits of all entries would sum is a product with the sum of the entries' rows.
+    all_entries = jnp.where(is_entry[:, None], matrix, 0).sum(axis=0, dtype=jnp.float32)
+    bias_sum = 0.0 if bias is None else jnp.where(is_entry, bias, 0).sum()
+    on_tpu = target_platform() == 'tpu'
+
+    def project(x: Array) -> Array:
+        logits = jnp.einsum('xD,VD->xV', x, matrix, preferred_element_type=jnp.float32)
+        if bias is not None:
+            logits += bias[None]
+        return jnp.where(is_entry[None], logits, -jnp.inf) if has_padding else logits
+
+    def gold_product(x: Array, y: Array) -> Array:
+        row, is_own = own.locate(y)
+        logits = (x.astype(jnp.float32) * matrix[row].astype(jnp.float32)).sum(axis=1)
+        return jnp.where(is_own, logits if bias is None else logits + bias[row], 0)
 
     def one_block(index: Array, carry: tuple) -> tuple:
         sums, d_rows, d_table, d_bias = carry
@@ -228,23 +244,26 @@ def _run_blocks(
         x = jax.lax.dynamic_slice_in_dim(rows, start, block_tokens)
         y = jax.lax.dynamic_slice_in_dim(gold, start, block_tokens)
         w = jax.lax.dynamic_slice_in_dim(weight, start, block_tokens)
-        logits = jnp.einsum('xD,VD->xV', x, matrix, preferred_element_type=jnp.float32)
-        if bias is not None:
-            logits += bias[None]
-        if own.is_split or own.vocab_size < own.num_rows:
-            logits = jnp.where(is_entry[None], logits, -jnp.inf)
+        logits = project(x)
         peak = own.max(logits.max(axis=1, keepdims=True))
+        if on_tpu:
+            # Float32 logits of a block do not fit into fast memory, their exponentials in bfloat16 do: the product made
+            # again takes a quarter of the time of writing and reading them. The barriers keep XLA from undoing this.
+            again, peak = jax.lax.optimization_barrier((x, peak))
+            logits = project(again)
         exponentials = jnp.exp(logits - peak)
         total = own.sum(exponentials.sum(axis=1, keepdims=True))
+        if on_tpu:
+            exponentials, total = jax.lax.optimization_barrier((exponentials.astype(x.dtype), total))
         log_total = own.once((jnp.log(total) + peak)[:, 0])
-        gold_logits = own.pick(logits, y)
-        logits_sum = jnp.where(is_entry[None], logits, 0.0).sum(axis=1)
+        gold_logits = gold_product(x, y)
+        logits_sum = x.astype(jnp.float32) @ all_entries + bias_sum
         loss = log_total - smoothing.gold * gold_logits - smoothing.every * logits_sum
         sums += jnp.stack([(w * loss).sum(), (w * (log_total - gold_logits)).sum()])
         if with_gradient:
             is_gold = own.entries()[None] == y[:, None]
-            d_logits = exponentials / total - smoothing.gold * is_gold - smoothing.every * is_entry[None]
-            d_logits = (d_logits * w[:, None]).astype(hidden.dtype)
+            target = smoothing.gold * is_gold + (smoothing.every * is_entry[None] if has_padding else smoothing.every)
+            d_logits = (exponentials * (w[:, None] / total) - target * w[:, None]).astype(hidden.dtype)
             d_x = jnp.einsum('xV,VD->xD', d_logits, matrix)
             d_rows = jax.lax.dynamic_update_slice_in_dim(d_rows, d_x, start, 0)
             d_table += jnp.einsum('xV,xD->VD', d_logits, x, preferred_element_type=jnp.float32)

@@ -23,6 +23,8 @@ from transformer_jax.shapes import Array, Float, Int
 REMAT_POLICIES = {
     'full': jax.checkpoint_policies.nothing_saveable,
     'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    # By what the layers name: keeps what costs a product, makes attention, norms and dropout bits again.
+    'names': jax.checkpoint_policies.save_only_these_names('heads', 'stream', 'hidden'),
 }
 
 
@@ -195,8 +197,11 @@ class Stack(nn.Module):
     @nn.compact
     def __call__(self, inputs: Float[Array, 'B T D'], *context: Any) -> Float[Array, 'B T D']:
         layer: Any = self.layer
+        unroll = min(self.execution.unroll or self.num_layers, self.num_layers)
         if self.execution.remat != 'none':
-            layer = nn.remat(layer, policy=REMAT_POLICIES[self.execution.remat], prevent_cse=False)
+            # Without a loop between the two passes the compiler would keep what it finds computed twice.
+            prevent_cse = unroll == self.num_layers
+            layer = nn.remat(layer, policy=REMAT_POLICIES[self.execution.remat], prevent_cse=prevent_cse)
 
         # Layers that differ by their dilation alone are still one program, which is told the number of its layer.
         index = jnp.arange(self.num_layers) if self.config.convolution.dilation_growth > 1 else None
@@ -210,7 +215,7 @@ class Stack(nn.Module):
             split_rngs={'params': True, 'dropout': True},
             in_axes=(0, *(nn.broadcast,) * len(context)),  # pyright: ignore[reportArgumentType]
             length=self.num_layers,
-            unroll=min(self.execution.unroll or self.num_layers, self.num_layers),
+            unroll=unroll,
             metadata_params={nn.PARTITION_NAME: 'layers'},
         )
         x, _ = scanned(layer(self.config, self.dtype, name='layers'), inputs, index, *context)

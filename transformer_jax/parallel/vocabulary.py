@@ -60,11 +60,15 @@ class VocabularySlice(NamedTuple):
 
     def pick(self, logits: Float[Array, 'x V'], ids: Int[Array, 'x']) -> Float[Array, 'x']:
         """The logit of each id on the device that has its row, 0 on others."""
+        row, is_own = self.locate(ids)
+        return jnp.where(is_own, jnp.take_along_axis(logits, row[:, None], axis=1)[:, 0], 0)
+
+    def locate(self, ids: Int[Array, 'x']) -> tuple[Int[Array, 'x'], Bool[Array, 'x']]:
+        """The row of each id on this device, and whether it has it (where not, the row is any other)."""
         if not self.is_split:
-            return jnp.take_along_axis(logits, ids[:, None], axis=1)[:, 0]
+            return ids, jnp.ones(ids.shape, bool)
         own = ids - jax.lax.axis_index(MODEL) * self.num_rows
-        picked = jnp.take_along_axis(logits, jnp.clip(own, 0, self.num_rows - 1)[:, None], axis=1)[:, 0]
-        return jnp.where((own >= 0) & (own < self.num_rows), picked, 0)
+        return jnp.clip(own, 0, self.num_rows - 1), (own >= 0) & (own < self.num_rows)
 
     def sum(self, partial: Array) -> Array:
         """Of the devices' parts."""
