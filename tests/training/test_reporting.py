@@ -381,3 +381,41 @@ def test_object_stores_get_the_whole_file_at_each_flush(tmp_path: Path, monkeypa
     file.write({'event': 'end', 'step': 7})
     file.close()
     assert [record['event'] for record in read_figures(path)] == ['start', 'resume', 'end']
+
+
+def test_where_the_time_went_is_kept_at_the_end_and_on_the_way(tmp_path: Path) -> None:
+    clock, kept = Clock(), []
+    reporter = make_reporter(tmp_path, clock=clock, start_step=10, keep=kept.append, seconds_before=6.0)
+    with reporter.timing('compile'):
+        clock.wait(2)
+    with reporter.timing('step'):
+        clock.wait(11)
+    reporter.step(20, make_figures())
+    assert [split['to_step'] for split in kept] == [20]
+    with reporter.timing('data'):
+        clock.wait(1)
+    reporter.step(30, make_figures())
+    assert len(kept) == 1, 'not at every line'
+    reporter.flush()  # a checkpoint is about to be written
+    assert kept[1]['shares'] == pytest.approx(
+        {'other': 6 / 20, 'compile': 2 / 20, 'step': 11 / 20, 'data': 1 / 20, 'evaluation': 0, 'checkpoint': 0}
+    )
+    clock.wait(33)
+    reporter.step(40, make_figures())
+    reporter.close()
+    assert [split['to_step'] for split in kept] == [20, 30, 40, 40]
+    assert (kept[-1]['from_step'], kept[-1]['wall_seconds']) == (10, 53.0)
+    assert sum(kept[-1]['shares'].values()) == pytest.approx(1, abs=1e-12)
+    (end,) = [record for record in read_figures(tmp_path / 'figures.jsonl') if record['event'] == 'end']
+    assert (end['wall_seconds'], end['goodput']) == (53.0, 11 / 53)
+
+
+def test_a_split_that_can_not_be_kept_does_not_stop_the_run(tmp_path: Path) -> None:
+    def fail(split: dict[str, Any]) -> None:
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    stream = io.StringIO()
+    reporter = make_reporter(tmp_path, stream=stream, keep=fail)
+    reporter.step(1, make_figures())
+    reporter.close()
+    assert 'could not write figures' in stream.getvalue()

@@ -136,8 +136,8 @@ def assert_same_weights(run: Path, other: Path, *, exact: bool = True) -> None:
             np.testing.assert_allclose(array, theirs[name], rtol=2e-3, atol=2e-4, err_msg=name)
 
 
-def finish(start: Start, run: Path, **options: Any) -> None:
-    for process in start(run, **options):
+def finish(start: Start, run: Path, *arguments: str, **options: Any) -> None:
+    for process in start(run, *arguments, **options):
         code, said = process.end()
         assert code == 0, said
 
@@ -203,6 +203,22 @@ def test_a_process_that_stands_still_ends_the_other_by_name(start: Start, tmp_pa
     processes[stopped].popen.send_signal(signal.SIGCONT)
     code, said = processes[stopped].end(60)
     assert code != 0
+
+
+@pytest.mark.slow
+def test_two_processes_translate_and_score_as_one(start: Start, tmp_path: Path) -> None:
+    more = ['--config.evaluation.bleu=true', '--config.data.copying.num_validation=301', '--config.train.steps=8']
+    more += ['--config.decoding.batch_size=16', '--config.decoding.method=greedy']
+    finish(start, tmp_path / 'two', *more, devices=1)
+    finish(start, tmp_path / 'one', *more, num_processes=1)
+    found = []
+    for run in ('one', 'two'):
+        lines = (tmp_path / run / 'metrics.jsonl').read_text().splitlines()
+        (record,) = [one for one in map(json.loads, lines) if one['event'] == 'evaluation']
+        found.append({name: value for name, value in record.items() if isinstance(value, (int, float))})
+    assert found[0]['num_pairs'] == 301
+    assert 'sacreBLEU' in found[0]
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ from typing import Any
 
 from etils import epath
 
+from transformer_jax.config import ConfigError
+
 
 def is_local(path: epath.Path) -> bool:
     """Whether `path` is on a file system with an atomic rename; object stores (`gs://`, `s3://`) have none."""
@@ -17,6 +19,20 @@ def make_absolute(path: str | os.PathLike[str]) -> epath.Path:
     """The path from the root, `~` resolved; Orbax takes no other. One on an object store stays as it is."""
     path = epath.Path(path)
     return epath.Path(os.path.abspath(path.expanduser())) if is_local(path) else path  # noqa: PTH100
+
+
+def require_store(path: epath.Path) -> None:
+    """Raises `ConfigError` where the package that reaches the path's object store is missing."""
+    if is_local(path):
+        return
+    import fsspec
+
+    scheme = os.fspath(path).partition('://')[0]
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except (ImportError, ValueError) as error:
+        install = """; pip install 'transformer-jax[gcs]'""" if scheme == 'gs' else ''
+        raise ConfigError(f'{path} can not be reached: {error}{install}') from error
 
 
 def sync_to_disk(path: epath.Path) -> None:

@@ -98,6 +98,7 @@ class RunFolder:
     def open(cls, path: str | os.PathLike[str]) -> Self:
         """A run folder to read from, also while the run is live. Raises RunFolderError when it is none."""
         folder = cls(path)
+        files.require_store(folder.path)
         if not folder.path.exists():
             raise RunFolderError(f'there is no run folder {folder.path}')
         if not folder.path.is_dir():
@@ -124,6 +125,7 @@ class RunFolder:
         and writes. An object store has no lock. Raises RunFolderError.
         """
         folder = cls(path, may_write=True, primary=primary)
+        files.require_store(folder.path)
         if folder.path.exists() and not folder.path.is_dir():
             raise RunFolderError(f'{folder.path} is a file; give a folder for the run')
         if primary:
@@ -240,7 +242,10 @@ class RunFolder:
         config = json.loads(json.dumps(config))  # tuples become lists, as they will be when read
         if not self.config.exists():
             if not self.primary:
-                raise RunFolderError(f'{self.path} has no config.json yet; the primary process must start first')
+                raise RunFolderError(
+                    f'{self.path} has no config.json, though the first process has written one: the run folder of '
+                    'several processes must be on a disk that they all share, or on an object store'
+                )
             files.write_json(self.config, config)
             self._made_config = True
             return

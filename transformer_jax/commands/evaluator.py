@@ -1,15 +1,19 @@
 """The evaluator of a run's split, put together from its config, and where the verbs say what they do."""
 
+import functools
 import sys
 from collections.abc import Callable
 
 import jax
 
+from transformer_jax.commands.shared_translation import SharedTranslator
 from transformer_jax.config import Config
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.evaluation.evaluator import Evaluator
 from transformer_jax.models.interface import Model
+from transformer_jax.parallel.hosts import Hosts
+from transformer_jax.training.stopping import pause
 
 Report = Callable[[str], None]
 
@@ -28,15 +32,25 @@ def make_evaluator(
     max_pairs: int | None = None,
     bleu: bool = True,
     mesh: jax.sharding.Mesh | None = None,
+    hosts: Hosts | None = None,
     report: Report = say,
 ) -> Evaluator:
     """The evaluator of one split, as the config has it; `max_pairs` takes the first pairs alone.
 
-    `bleu` scores translations as well, where that is what the model is for.
+    `bleu` scores translations as well, where that is what the model is for. Of several `hosts` each has its share of
+    the work, every one calls the evaluator alike and gets the whole result, and between batches they may all stop.
     """
+    shared = hosts is not None and hosts.count > 1
+    between = functools.partial(pause, hosts) if hosts is not None and shared else None
     translator = None
     if bleu and model.task.translates:
-        translator = Translator(model, {}, corpus.vocabulary, config.decoding, report=report)
+        kind = SharedTranslator if shared else Translator
+        translator = kind(model, {}, corpus.vocabulary, config.decoding, report=report)
+        if isinstance(translator, SharedTranslator):
+            assert hosts is not None
+            assert mesh is not None
+            assert between is not None
+            translator.share(hosts, mesh, between)
     artificial = config.data.source == 'copying'
     return Evaluator(
         model,
@@ -47,4 +61,5 @@ def make_evaluator(
         translator=translator,
         target_language=None if artificial else config.target_language,
         mesh=mesh,
+        pause=between,
     )

@@ -24,6 +24,7 @@ from transformer_jax.models.interface import Model
 from transformer_jax.overlay import config_to_dict, fixed_differences
 from transformer_jax.parallel.hosts import Hosts
 from transformer_jax.parallel.mesh import SEQUENCE, make_mesh, num_data_shards, rows_of_process
+from transformer_jax.training.compilation_cache import CompilationCache
 from transformer_jax.training.loop import train
 from transformer_jax.training.peak_memory import measure_peak_memory
 from transformer_jax.training.profiling import Profile
@@ -45,30 +46,29 @@ def train_run(
     """
     begun = time.monotonic()
     hosts = hosts or Hosts()
-    tell = say if hosts.primary else _keep_silent
+    tell = _teller(hosts)
     hosts.compare({'config': config_to_dict(config), 'version': versions()})
     check_config(config)
-    if config.execution.compilation_cache is not None:
-        jax.config.update('jax_compilation_cache_dir', config.execution.compilation_cache)
     mesh = make_mesh(config.execution.mesh)
     with hosts.primary_first('reading'):  # what has to be fetched is fetched once
         source = make_source(config, tell)
         contents = read_contents(source)
     hosts.compare({'text': contents})
     with contextlib.ExitStack() as opened:
+        cache = opened.enter_context(CompilationCache(config.execution.compilation_cache))
         with hosts.primary_first('preparation'):
             start = RunFolder.start(run_dir, config_to_dict(config), fixed_differences, primary=hosts.primary)
             folder = opened.enter_context(start)
             try:
                 # The test split decides nothing in training: another one may come to lie there.
                 folder.check_text({split: contents[split] for split in ('train', 'validation') if split in contents})
-                prepared = _prepare(config, folder, mesh, source, tell)
+                prepared = _prepare(config, folder, mesh, source, hosts)
             except ValueError:
                 folder.withdraw()
                 raise
         hosts.compare(prepared.facts)
         store = opened.enter_context(Store(folder, config.checkpoint, report=tell))
-        reporter = opened.enter_context(_make_reporter(config, folder, begun, primary=hosts.primary))
+        reporter = opened.enter_context(_make_reporter(config, folder, begun, cache, primary=hosts.primary))
         profile = Profile(profile_steps if hosts.primary else None, folder.tensorboard, reporter.say)
         reporter.say(_describe_batches(prepared.batches))
         reporter.say(_describe_attention(config))
@@ -83,6 +83,8 @@ def train_run(
             hosts=hosts,
             profile=profile,
         )
+        if (words := cache.describe()) is not None:
+            reporter.say(words)
         folder.update_record(peak_memory=measure_peak_memory(folder.read_record().get('peak_memory')))
         return signal
 
@@ -94,13 +96,12 @@ class _Prepared(NamedTuple):
     facts: dict[str, Any]  # what every process must have alike
 
 
-def _prepare(
-    config: Config, folder: RunFolder, mesh: jax.sharding.Mesh, source: Source, tell: Callable[[str], None]
-) -> _Prepared:
+def _prepare(config: Config, folder: RunFolder, mesh: jax.sharding.Mesh, source: Source, hosts: Hosts) -> _Prepared:
     """Makes vocabulary and ids where the folder has none, and says in the record what was chosen.
 
     Raises `ValueError` for what is not as the run was started with.
     """
+    tell = _teller(hosts)
     corpus = open_corpus(config, folder.vocabulary, folder.data, source=source, report=tell)
     vocabulary = corpus.vocabulary
     folder.check_vocabulary(vocabulary.fingerprint)
@@ -128,7 +129,15 @@ def _prepare(
     if corpus.has('validation'):
         evaluation = config.evaluation
         evaluate = make_evaluator(
-            config, model, corpus, 'validation', max_pairs=evaluation.max_pairs, bleu=evaluation.bleu, mesh=mesh
+            config,
+            model,
+            corpus,
+            'validation',
+            max_pairs=evaluation.max_pairs,
+            bleu=evaluation.bleu,
+            mesh=mesh,
+            hosts=hosts,
+            report=tell,
         )
     description = _describe_run(config, batches)
     folder.update_record(**description)
@@ -136,7 +145,9 @@ def _prepare(
     return _Prepared(model, batches, evaluate, facts | {'vocabulary': vocabulary.fingerprint})
 
 
-def _make_reporter(config: Config, folder: RunFolder, begun: float, *, primary: bool) -> Reporter:
+def _make_reporter(
+    config: Config, folder: RunFolder, begun: float, cache: CompilationCache, *, primary: bool
+) -> Reporter:
     """A reporter that also keeps in the run's record where the time of this start went, after those before it."""
     earlier = folder.read_record().get('starts', [])
     return Reporter(
@@ -145,13 +156,14 @@ def _make_reporter(config: Config, folder: RunFolder, begun: float, *, primary: 
         config.logging,
         total_steps=config.train.steps,
         primary=primary,
-        keep=lambda split: folder.update_record(starts=[*earlier, split]),
+        keep=lambda split: folder.update_record(starts=[*earlier, split | {'compilation_cache': cache.counts()}]),
         seconds_before=time.monotonic() - begun,
     )
 
 
-def _keep_silent(text: str) -> None:
-    """What processes but the first report: the first one reports the same."""
+def _teller(hosts: Hosts) -> Callable[[str], None]:
+    """Where lines for people go: of several processes, which would all say the same, the first one's alone."""
+    return say if hosts.primary else lambda line: None
 
 
 def _describe_run(config: Config, batches: TrainingBatches) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """The data of one run: its source, its vocabulary, and the prepared ids of each split."""
 
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from etils import epath
 
@@ -73,4 +75,12 @@ def open_corpus(
             f'config.vocabulary.size is {config.vocabulary.size}, but the vocabulary in {vocabulary_folder} has '
             f'{vocabulary.size} pieces'
         )
-    return Corpus(source, vocabulary, config.data.cache_dir or str(default_cache_dir), report)
+    return Corpus(source, vocabulary, config.data.cache_dir or _local(default_cache_dir), report)
+
+
+def _local(folder: epath.Path) -> str:
+    """The folder itself, or for one on an object store the user's own cache: ids are mapped from a local disk."""
+    if '://' not in os.fspath(folder):
+        return str(folder)
+    cache = os.environ.get('XDG_CACHE_HOME')
+    return str((Path(cache) if cache else Path.home() / '.cache') / 'transformer_jax' / 'prepared')

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -148,6 +148,7 @@ class Evaluator:
         translator: translates the sources, with the parameters of each call; None = likelihood alone.
         target_language: 'de' adds the paper's split BLEU; None = a task whose lines are not of a natural language.
         mesh: the rows of a batch lie over its data axis; None = the default device.
+        pause: called before each batch; what it raises ends the evaluation there.
     """
 
     def __init__(
@@ -161,6 +162,7 @@ class Evaluator:
         translator: Translator | None = None,
         target_language: str | None = None,
         mesh: jax.sharding.Mesh | None = None,
+        pause: Callable[[], None] | None = None,
     ):
         if not pairs:
             raise ValueError(f'the {prepared.split} split has no pairs to evaluate')
@@ -175,6 +177,7 @@ class Evaluator:
         self._model = _make_room(model, int(longest))
         self._prepared, self._pairs, self._vocabulary = prepared, list(pairs), vocabulary
         self._batch_tokens, self._mesh = batch_tokens, mesh
+        self._pause = pause
         self._translator, self._target_language = translator, target_language
         self._pose = jax.jit(self._pose_program)
         self._score_tokens = jax.jit(
@@ -220,6 +223,8 @@ class Evaluator:
         scores = PairScores(*(np.zeros(len(self._pairs), dtype) for dtype in (np.float64, np.int64, np.int64)))
         scored = np.zeros(len(self._pairs), np.int64)
         for task in self.batches():
+            if self._pause is not None:
+                self._pause()
             ids = task.pair_ids
             with self._on_mesh():
                 log_probabilities, correct = self._score_tokens(params, self._place(task.batch))

@@ -1,0 +1,53 @@
+"""Translation by all processes of a job: each translates its share of the lines, and all get every translation."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from transformer_jax.decoding.translator import Translator
+from transformer_jax.parallel.hosts import Hosts
+from transformer_jax.parallel.mesh import replicated
+from transformer_jax.shapes import Params, PRNGKey
+
+_BATCHES_AT_ONCE = 4  # of each process, between two points at which the job may stop
+
+
+class SharedTranslator(Translator):
+    """A translator that every process of the job calls alike.
+
+    A process searches by itself, on its first device: searches of different lines end at different steps, so programs
+    that need all processes would wait for one another. `pause` is called before each part of the lines.
+    """
+
+    def share(self, hosts: Hosts, mesh: jax.sharding.Mesh, pause: Callable[[], None]) -> None:
+        """Says with whom; to be called once, before anything is translated."""
+        self._hosts, self._pause = hosts, pause
+        self._gather = jax.jit(lambda params: params, out_shardings=replicated(mesh))
+
+    def translate(
+        self, texts: Sequence[str], *, prefixes: Sequence[str] | None = None, rng: PRNGKey | None = None
+    ) -> list[str]:
+        hosts, everywhere = self._hosts, self.params
+        part = hosts.count * self.config.batch_size * _BATCHES_AT_ONCE
+        translations: list[str] = []
+        try:
+            self.params = self._take_here(everywhere)
+            for start in range(0, len(texts), part):
+                self._pause()
+                stop = min(start + part, len(texts))
+                mine = slice(start + hosts.index, stop, hosts.count)
+                own_prefixes = None if prefixes is None else prefixes[mine]
+                found = hosts.gather('translations', super().translate(texts[mine], prefixes=own_prefixes, rng=rng))
+                merged = [''] * (stop - start)
+                for index, lines in enumerate(found):
+                    merged[index :: hosts.count] = lines
+                translations += merged
+        finally:
+            self.params = everywhere
+        return translations
+
+    def _take_here(self, params: Params) -> Params:
+        """The parameters whole, on this process's first device."""
+        whole = self._gather(params)
+        return jax.device_put(jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), whole))
