@@ -132,6 +132,8 @@ def test_a_loop_that_nothing_tells_of_is_named() -> None:
         ('all-reduce', 'f32[7]{0}', '{{0,1,2,3},{4,5,6,7}}', 2 * 28 * 3 / 4),
         ('all-gather', 'f32[28]{0}', '[2,4]<=[8]', 28 * 3),
         ('all-gather', 'f32[14]{0}', "mesh['a'=4,'b'=2] {'b'}", 28),
+        ('all-gather', 'f32[14]{0}', "mesh['a'=2,'b'=4], device_ids=([2,4]T(1,0)) {'a'}", 28),
+        ('all-gather', 'f32[14]{0}', "mesh['a'=8] {'a':(1)2}", 28),
         ('reduce-scatter', 'f32[1]{0}', '{}', 28 * 7 / 8),
         ('all-to-all', 'f32[7]{0}', "mesh['a'=2,'b'=4] {'a','b'}", 28 * 7 / 8),
         ('collective-permute', 'f32[7]{0}', '{}', 28),
@@ -142,6 +144,17 @@ def test_what_a_collective_receives(opcode: str, result: str, groups: str, recei
     (kind, one), *others = read_costs(HEADER + ADD + make_entry(line)).collectives.items()
     assert (kind, others) == (opcode, [])
     assert one == (1, received, received)
+
+
+def test_groups_that_can_not_be_read_are_an_error() -> None:
+    line = '  %c = f32[7]{0} all-reduce(%x), replica_groups=some<of>them, to_apply=%add'
+    with pytest.raises(ValueError, match='some<of>them'):
+        read_costs(HEADER + ADD + make_entry(line))
+
+
+def test_a_collective_of_one_device_is_none() -> None:
+    line = "  %c = f32[7]{0} all-reduce(%x), replica_groups=mesh['a'=8,'b'=1] {'b'}, to_apply=%add"
+    assert read_costs(HEADER + ADD + make_entry(line)).collectives == {}
 
 
 def test_the_start_and_the_end_of_a_collective_are_one_that_overlaps() -> None:

@@ -134,9 +134,7 @@ class _Counter:
         cycles = _CYCLES.search(instruction.attributes)
         total.cycles += int(cycles[1]) if cycles else 0
         if kind := _collective_kind(opcode):
-            total.collectives[kind, instruction.name] = self._collective(
-                kind, holder, instruction, exposed=not opcode.endswith('-start')
-            )
+            self._add_collective(total, kind, holder, instruction, instruction.name, not opcode.endswith('-start'))
         elif kernel := _kernel(holder, instruction):
             total.kernels[kernel] = total.kernels.get(kernel, 0) + 1
             return
@@ -157,16 +155,19 @@ class _Counter:
             elif kind := _collective_kind(instruction.opcode):
                 # Start, steps and end of one collective are fusions of their own, which share its channel.
                 channel = instruction.attribute(r'channel_id=(\d+)') or instruction.name
-                one = self._collective(kind, fused, instruction, exposed=False)
-                total.collectives[kind, f'channel {channel}'] = one
+                self._add_collective(total, kind, fused, instruction, f'channel {channel}', exposed=False)
             else:
                 total.flops += count_product_flops(fused, instruction)
 
-    def _collective(self, kind: str, holder: Computation, instruction: Instruction, *, exposed: bool) -> Collective:
+    def _add_collective(
+        self, total: _Total, kind: str, holder: Computation, instruction: Instruction, key: str, exposed: bool
+    ) -> None:
+        group = _group_size(instruction, self.program.num_devices)
+        if group == 1:  # over a mesh axis that splits nothing: no device talks to another
+            return
         operands = (holder.instructions.get(name) for name in instruction.operands)
-        num_bytes = sum(operand.num_bytes for operand in operands if operand is not None)
-        received = num_bytes * _RECEIVED[kind](_group_size(instruction, self.program.num_devices))
-        return Collective(1, received, received if exposed else 0)
+        received = sum(one.num_bytes for one in operands if one is not None) * _RECEIVED[kind](group)
+        total.collectives[kind, key] = Collective(1, received, received if exposed else 0)
 
     def _memory_bytes(self, holder: Computation, instruction: Instruction) -> float:
         """Read and written in device memory: operands and results, and of what is only cut, the cut."""
@@ -233,17 +234,25 @@ def _collective_kind(opcode: str) -> str | None:
 
 
 def _group_size(instruction: Instruction, num_devices: int) -> int:
-    """How many devices take part, as `{{0,1},{2,3}}`, `[2,4]<=[8]` or `mesh['a'=2,'b'=4] {'b'}` say."""
-    named = re.search(r'replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}', instruction.attributes)
+    """How many devices take part in a collective together.
+
+    Groups read `{{0,1},{2,3}}`, `[2,4]<=[8]`, `mesh['a'=2,'b'=4] {'b'}` or `mesh[...], device_ids=(...) {'b'}`; no or
+    empty groups mean all devices. Raises `ValueError` for groups that read otherwise.
+    """
+    text = instruction.attributes
+    named = re.search(r'replica_groups=mesh\[([^\]]*)\](?:, device_ids=\([^{]*\))? \{([^}]*)\}', text)
     if named:
         sizes = dict(re.findall(r"'([^']+)'=(\d+)", named[1]))
         axes = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", named[2])
         return prod(int(part or sizes[name]) for name, part in axes) if axes else num_devices
-    counted = re.search(r'replica_groups=\[(\d+),(\d+)\]<=', instruction.attributes)
-    if counted:
-        return int(counted[2])
-    listed = re.search(r'replica_groups=\{\{([\d,]*)\}', instruction.attributes)
-    return len(listed[1].split(',')) if listed else num_devices
+    if counted := re.search(r'replica_groups=\[\d+,(\d+)\]<=', text):
+        return int(counted[1])
+    if listed := re.search(r'replica_groups=\{\{([\d,]*)\}', text):
+        return len(listed[1].split(','))
+    if 'replica_groups=' in text and 'replica_groups={}' not in text:
+        groups = text[text.index('replica_groups=') :][:80]
+        raise ValueError(f'the groups of {instruction.name} can not be read: {groups}')
+    return num_devices
 
 
 def _kernel(holder: Computation, instruction: Instruction) -> Kernel | None:
