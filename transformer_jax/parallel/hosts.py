@@ -33,7 +33,7 @@ def join(job: Job | None, config: HostsConfig, explain: Explain) -> 'Hosts':
     host, _, port = job.address.rpartition(':')
     hub = Hub(int(port), job.num_processes, **limits) if job.process_id == 0 else None
     where = ('localhost', hub.port) if hub else (host.strip('[]'), int(port))
-    link = Link.connect(*where, job.process_id, job.num_processes, **limits)
+    link = Link.connect(*where, job.process_id, job.num_processes, address=job.address, **limits)
     hosts = Hosts(link, hub, explain)
     hosts.start_jax(host, job, config)
     return hosts

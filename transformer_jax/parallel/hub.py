@@ -215,10 +215,18 @@ class Link:
 
     @classmethod
     def connect(
-        cls, host: str, port: int, rank: int, count: int, *, start_seconds: float, silence_seconds: float
+        cls,
+        host: str,
+        port: int,
+        rank: int,
+        count: int,
+        *,
+        start_seconds: float,
+        silence_seconds: float,
+        address: str | None = None,
     ) -> 'Link':
-        """Joins the job whose hub is at this address. Raises `HostsError` when not all come."""
-        address, deadline = f'{host}:{port}', time.monotonic() + start_seconds
+        """Joins the job whose hub is at this place, `address` to people. Raises `HostsError` when not all come."""
+        address, deadline = address or f'{host}:{port}', time.monotonic() + start_seconds
         member = [socket.gethostname(), os.getpid()]
         while True:
             line = _Line(_dial(host, port, rank, deadline))
