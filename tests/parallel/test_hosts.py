@@ -10,7 +10,7 @@ import pytest
 
 from tests.parallel.test_hub import connect_all
 from transformer_jax.config import ConfigError
-from transformer_jax.parallel.hosts import Hosts
+from transformer_jax.parallel.hosts import Hosts, _StopAgreement
 from transformer_jax.parallel.hub import HostsError
 
 Ended = list[tuple[int, str, int]]
@@ -158,6 +158,21 @@ def test_all_stop_at_one_point_that_none_has_passed(job: Any, asked: int) -> Non
     assert ends[0][0] > 20
     assert ends[0][1] == 15
     assert [host.stops_here() for host in hosts] == [15] * 3
+
+
+def test_no_point_is_passed_while_all_say_how_far_they_are() -> None:
+    agreement, passed = _StopAgreement(2), []
+    assert [agreement.pass_point() for _ in range(3)] == [None] * 3
+    assert agreement.hold() == (3, None)
+    going_on = threading.Thread(target=lambda: passed.append(agreement.pass_point()), daemon=True)
+    going_on.start()
+    agreement.propose(0, 3, None)
+    going_on.join(0.2)
+    assert passed == []
+    agreement.propose(1, 5, 15)  # the other one is ahead
+    going_on.join(10)
+    assert passed == [None]
+    assert [agreement.pass_point() for _ in range(3)] == [None, 15, 15]
 
 
 def test_two_are_asked_at_once_by_different_signals(job: Any) -> None:
