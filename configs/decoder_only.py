@@ -9,7 +9,7 @@ Command:   transformer-jax train --config=configs/decoder_only.py --run runs/pre
            transformer-jax generate --run runs/language_model
 Hardware:  2 CPU cores
 Time:      not yet measured
-Score:     not yet measured
+Score:     prefix-LM after 500 updates (one seed) 80.3 % exact match of 1,200 held-out lines; after 900 not yet measured
 """
 
 from ml_collections import ConfigDict

@@ -6,10 +6,12 @@ Command:   transformer-jax train --config=configs/recurrent.py --run runs/recurr
            transformer-jax train --config=configs/recurrent.py:attention=none,cell=lstm --run runs/fixed_vector
 Choices:   attention=none (a fixed vector), bahdanau or luong; cell=gru, lstm or rnn
 Hardware:  2 CPU cores
-Time:      minutes; not yet measured
+Time:      minutes
 Score:     after 500 updates (one seed) 83.8 % exact match of 1,200 held-out lines, attention=none 11.4 %; after the
            page's 900 not yet measured
-Full:      --config=configs/recurrent.py:level=full takes the whole grammar, whose longer sentences need attention
+Lengths:   --config=configs/recurrent.py:level=lengths has sentences of 3 to 24 words: after 3,000 updates (10 to 18
+           minutes on one core) 98.8 % exact match, attention=none 49.1 %, and 0 % above 16 words
+Full:      --config=configs/recurrent.py:level=full takes the whole grammar
 """
 
 from ml_collections import ConfigDict
