@@ -122,7 +122,7 @@ def wait_for_step(run: Path, step: int, processes: list[Process], seconds: float
 
 
 def weights(run: Path) -> dict[str, np.ndarray]:
-    params, known = open_run(run).load_params('latest')
+    params, known = open_run(run, {}).load_params('latest')
     assert known['step'] == LAST
     return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree_util.tree_leaves_with_path(params)}
 

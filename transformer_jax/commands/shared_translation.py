@@ -1,6 +1,7 @@
 """Translation by all processes of a job: each translates its share of the lines, and all get every translation."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -28,26 +29,26 @@ class SharedTranslator(Translator):
     def translate(
         self, texts: Sequence[str], *, prefixes: Sequence[str] | None = None, rng: PRNGKey | None = None
     ) -> list[str]:
-        hosts, everywhere = self._hosts, self.params
+        hosts, everywhere, translate = self._hosts, self.params, super().translate
         part = hosts.count * self.config.batch_size * _BATCHES_AT_ONCE
         translations: list[str] = []
-        try:
-            self.params = self._take_here(everywhere)
+        # A thread of its own stands outside the mesh that the caller may have set.
+        with ThreadPoolExecutor(1) as outside:
+            self.params = outside.submit(jax.device_put, self._take_here(everywhere)).result()
             for start in range(0, len(texts), part):
                 self._pause()
                 stop = min(start + part, len(texts))
                 mine = slice(start + hosts.index, stop, hosts.count)
                 own_prefixes = None if prefixes is None else prefixes[mine]
-                found = hosts.gather('translations', super().translate(texts[mine], prefixes=own_prefixes, rng=rng))
+                own = outside.submit(translate, texts[mine], prefixes=own_prefixes, rng=rng).result()
+                found = hosts.gather('translations', own)
                 merged = [''] * (stop - start)
                 for index, lines in enumerate(found):
                     merged[index :: hosts.count] = lines
                 translations += merged
-        finally:
             self.params = everywhere
         return translations
 
     def _take_here(self, params: Params) -> Params:
-        """The parameters whole, on this process's first device."""
-        whole = self._gather(params)
-        return jax.device_put(jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), whole))
+        """The parameters whole, in this process's memory."""
+        return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), self._gather(params))
