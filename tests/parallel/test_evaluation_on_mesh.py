@@ -28,35 +28,33 @@ MESHES = [
 ]
 
 
-@pytest.fixture(scope='module')
-def vocabulary() -> Any:
+def evaluate(config: MeshConfig | None, folder: Path, tie_embeddings: str = 'all') -> tuple[Any, str]:
+    """Scores of pairs and their translations on a mesh over the devices of all processes, or on one device."""
     texts = [pair.source for pair in make_pairs(200)]
-    return train_vocabulary(VocabularyConfig(size=61, byte_fallback=False), texts, report=lambda _: None)
+    vocabulary = train_vocabulary(VocabularyConfig(size=61, byte_fallback=False), texts, report=lambda _: None)
+    own = dataclasses.replace(CONFIG, tie_embeddings=tie_embeddings, output_bias=tie_embeddings == 'none')
+    execution = ExecutionConfig(unroll=1)
+    model = models.build(own, vocab_size=vocabulary.size, start_id=vocabulary.start_id, execution=execution)
+    params, pairs, mesh = jax.device_get(make_params(model)), make_pairs(21), None
+    if config is not None:
+        mesh = make_mesh(config, jax.devices()[: num_devices(config)])
+        params = jax.tree.map(jax.device_put, params, sharding_tree(model.logical_axes(), params, mesh))
+    translator = Translator(model, {}, vocabulary, DecodingConfig(beam_size=3, batch_size=12, max_extra_length=3))
+    prepared = prepare_pairs(pairs, vocabulary, folder / 'ids')
+    evaluator = Evaluator(model, prepared, pairs, vocabulary, batch_tokens=200, translator=translator, mesh=mesh)
+    evaluator(params, folder=folder)
+    return evaluator.score_pairs(params), (folder / 'test.hypotheses.txt').read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('config', MESHES)
 @pytest.mark.parametrize('tie_embeddings', ['all', 'none'])
 def test_scores_and_translations_are_those_of_one_device(
-    config: MeshConfig, tie_embeddings: str, vocabulary: Any, tmp_path: Path
+    config: MeshConfig, tie_embeddings: str, tmp_path: Path
 ) -> None:
-    own = dataclasses.replace(CONFIG, tie_embeddings=tie_embeddings, output_bias=tie_embeddings == 'none')
-    execution = ExecutionConfig(unroll=1)
-    model = models.build(own, vocab_size=vocabulary.size, start_id=vocabulary.start_id, execution=execution)
-    params, pairs = make_params(model), make_pairs(21)
-    prepared = prepare_pairs(pairs, vocabulary, tmp_path)
-    mesh = make_mesh(config, jax.devices()[: num_devices(config)])
-    placed = jax.tree.map(jax.device_put, params, sharding_tree(model.logical_axes(), params, mesh))
-    results = []
-    for folder, one_mesh, one_params in ((tmp_path / 'one', None, params), (tmp_path / 'mesh', mesh, placed)):
-        translator = Translator(model, {}, vocabulary, DecodingConfig(beam_size=3, batch_size=12, max_extra_length=3))
-        evaluator = Evaluator(
-            model, prepared, pairs, vocabulary, batch_tokens=200, translator=translator, mesh=one_mesh
-        )
-        result = evaluator(one_params, folder=folder)
-        results.append((evaluator.score_pairs(one_params), (folder / 'test.hypotheses.txt').read_text(), result))
-    (expected, lines, _), (found, lines_of_mesh, _) = results
+    expected, lines = evaluate(None, tmp_path / 'one', tie_embeddings)
+    found, lines_on_mesh = evaluate(config, tmp_path / 'mesh', tie_embeddings)
     np.testing.assert_allclose(found.nll, expected.nll, rtol=1e-5)
     np.testing.assert_array_equal(found.num_correct, expected.num_correct)
-    assert lines_of_mesh == lines
+    assert lines_on_mesh == lines
     assert len(set(lines.splitlines())) > 5
