@@ -10,3 +10,8 @@ class Parameter(NamedTuple):
     initializer: Callable
     shape: tuple[int, ...]
     logical_axes: tuple[str | None, ...]
+
+
+def heads_axis(num_heads: int) -> str | None:
+    """The logical axis of heads. A single head, which recurrent decoders attend with, is never split and has none."""
+    return 'heads' if num_heads > 1 else None

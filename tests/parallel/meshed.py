@@ -75,9 +75,9 @@ def _keep_gradient() -> optax.GradientTransformation:
 
 
 def make_optimizers(name: str = 'adam') -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """Adam with an epsilon that keeps its first update from being a mere sign, which rounding would turn."""
+    """Adam with an epsilon that keeps its first update from being a mere sign, which rounding may turn."""
     schedule = make_schedule(ScheduleConfig(warmup_steps=3), 16, 100)
-    options = {'epsilon': 1e-3} if name == 'adam' else {}
+    options = {'epsilon': 0.1} if name == 'adam' else {}
     return optax.chain(_keep_gradient(), make_optimizer(OptimizerConfig(name=name, **options), schedule)), schedule
 
 
@@ -133,5 +133,7 @@ def assert_equal(actual: Update, expected: Update, limit: float = 5e-6) -> None:
             strict=True,
         )
         for (path, ours), theirs in pairs:
+            name = jax.tree_util.keystr(path)
             error, size = (np.linalg.norm(np.float64(x).ravel()) for x in (ours - theirs, theirs))
-            assert error <= limit * size, f'{part}{jax.tree_util.keystr(path)}: {error / size:.1e}'
+            allowed = 2 * limit if '.nu[' in name else limit  # squares of the gradient
+            assert error <= allowed * size, f'{part}{name}: {error / size:.1e}'

@@ -101,8 +101,14 @@ def _require_split(found: Any, model: Any, config: MeshConfig) -> None:
     assert found.bytes_a_device == pytest.approx(parameters_and_more, rel=0.05)
     batch = sum(array.nbytes for array in make_batch()) / ((config.data or 1) * config.fsdp * config.sequence)
     assert found.argument_bytes == pytest.approx(parameters_and_more + batch, rel=0.05)
-    if config.fsdp > 1:  # every parameter has a width
-        assert all('step' in name or 'bad_' in name or 'count' in name for name in found.whole), found.whole
+    split = {
+        jax.tree_util.keystr(path)
+        for path, names in jax.tree_util.tree_leaves_with_path(
+            model.logical_axes(), is_leaf=lambda node: isinstance(node, tuple)
+        )
+        if any(ways[WIDTHS[name]] > 1 for name in names if name in WIDTHS)
+    }
+    assert not [name for name in found.whole if any(name.endswith(own) for own in split)]
 
 
 def _require_no_table(text: str, config: MeshConfig) -> None:

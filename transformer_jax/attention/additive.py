@@ -15,7 +15,7 @@ from transformer_jax.attention.dense import DENSE, empty_unseen, masked_softmax,
 from transformer_jax.attention.mask import Mask
 from transformer_jax.attention.variant import Options, Variant
 from transformer_jax.config import AttentionConfig
-from transformer_jax.parameters import Parameter
+from transformer_jax.parameters import Parameter, heads_axis
 from transformer_jax.shapes import Array, Float
 
 BLOCK = 64  # queries and keys at a time, unless `block_size` says otherwise
@@ -86,20 +86,21 @@ def additive_parameters(config: AttentionConfig, max_length: int) -> dict[str, P
     """
     width = config.score_dim or config.head_dim
     num_kv_heads = config.num_kv_heads or config.num_heads
+    heads, kv_heads = heads_axis(config.num_heads), heads_axis(num_kv_heads)
     return {
-        'query_map': Parameter(_glorot, (config.num_heads, config.head_dim, width), ('heads', 'head_dim', None)),
-        'key_map': Parameter(_glorot, (num_kv_heads, config.head_dim, width), ('heads', 'head_dim', None)),
-        'score': Parameter(_score_vector, (config.num_heads, width), ('heads', None)),
+        'query_map': Parameter(_glorot, (config.num_heads, config.head_dim, width), (heads, 'head_dim', None)),
+        'key_map': Parameter(_glorot, (num_kv_heads, config.head_dim, width), (kv_heads, 'head_dim', None)),
+        'score': Parameter(_score_vector, (config.num_heads, width), (heads, None)),
     }
 
 
 def concat_parameters(config: AttentionConfig, max_length: int) -> dict[str, Parameter]:
     """W `[N, 2 H, A]` over [q; k], and v `[N, A]`: 2 d_k d_a + d_a a head."""
     width = config.score_dim or config.head_dim
-    joint = (config.num_heads, 2 * config.head_dim, width)
+    joint, heads = (config.num_heads, 2 * config.head_dim, width), heads_axis(config.num_heads)
     return {
-        'joint_map': Parameter(_glorot, joint, ('heads', 'head_dim', None)),
-        'score': Parameter(_score_vector, (config.num_heads, width), ('heads', None)),
+        'joint_map': Parameter(_glorot, joint, (heads, 'head_dim', None)),
+        'score': Parameter(_score_vector, (config.num_heads, width), (heads, None)),
     }
 
 

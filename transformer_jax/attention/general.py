@@ -10,7 +10,7 @@ from transformer_jax.attention.dense import DENSE
 from transformer_jax.attention.mask import Mask
 from transformer_jax.attention.variant import Options, Variant
 from transformer_jax.config import AttentionConfig
-from transformer_jax.parameters import Parameter
+from transformer_jax.parameters import Parameter, heads_axis
 from transformer_jax.shapes import Array, Float
 
 
@@ -18,7 +18,7 @@ def general_parameters(config: AttentionConfig, max_length: int) -> dict[str, Pa
     """W `[N, H, H]`: d_k^2 a head."""
     glorot = jax.nn.initializers.glorot_uniform(in_axis=1, out_axis=2, batch_axis=0)
     shape = (config.num_heads, config.head_dim, config.head_dim)
-    return {'query_map': Parameter(glorot, shape, ('heads', 'head_dim', None))}
+    return {'query_map': Parameter(glorot, shape, (heads_axis(config.num_heads), 'head_dim', None))}
 
 
 def on_moved_queries(dot: Variant) -> Variant:
