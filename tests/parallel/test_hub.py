@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from transformer_jax.parallel.hub import HostsError, Hub, Link, Silence
+from transformer_jax.parallel.hub import HostsError, Hub, Silence
+from transformer_jax.parallel.link import Link
 
 
 def connect_all(count: int, *, silence: float = 20.0) -> tuple[Hub, list[Link]]:

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 from transformer_jax.config import ConfigError, HostsConfig
 from transformer_jax.parallel.cluster import Job
-from transformer_jax.parallel.hub import HostsError, Hub, Link, name_processes
+from transformer_jax.parallel.hub import HostsError, Hub
+from transformer_jax.parallel.link import Link
 
 _FAILED = 1
 _GRACE_SECONDS = 3.0  # in which the others learn why a process ends, and this one whether another is the cause
@@ -264,6 +265,3 @@ def _free_port() -> int:
 
     with socket.create_server(('', 0)) as probe:
         return probe.getsockname()[1]
-
-
-__all__ = ['Hosts', 'HostsError', 'join', 'name_processes']
