@@ -116,7 +116,9 @@ class Family:
 
     def _boxed_init(self, rng: PRNGKey) -> Any:
         ones = jnp.ones((1, 1), jnp.int32)
-        return self.module.init(rng, Batch(ones, ones, ones, ones, 0 * ones, 0 * ones), ones)['params']
+        batch = Batch(ones, ones, ones, ones, 0 * ones, 0 * ones)
+        # By itself Flax would ask for every collection, and so for weights of attention that has none.
+        return self.module.init(rng, batch, ones, mutable=['params'])['params']
 
     def objective(self, batch: Batch, rngs: Key[Array, 'B']) -> Batch:
         return batch
