@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.commands.test_train import CONFIG, start
 from transformer_jax.__main__ import BAD_USE, DONE, main
 from transformer_jax.commands import alternatives
-from transformer_jax.commands.plan import parse_mesh
+from transformer_jax.commands.plan import ask, parse_mesh
 from transformer_jax.commands.planned_program import Answer, Question
 from transformer_jax.commands.programs import Shape, StateBytes, training_flops
 from transformer_jax.config import Config, ConfigError, MeshConfig
@@ -114,6 +115,28 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str], arguments: list[str
     assert 'Traceback' not in err
     for word in words:
         assert word in err
+
+
+def test_the_buckets_of_a_run_are_planned_largest_first(tmp_path: Path) -> None:
+    config = overlay(CONFIG, {'data.num_buckets': 3, 'data.batch_tokens': 160})
+    ((*_, batches, _store, _reporter, _mesh, _options),) = start(config, tmp_path / 'run')
+    asked: dict[str, Any] = {'topology': None, 'devices': 'cpu:8', 'mesh': None, 'decode': False, 'report': print}
+    questions = ask(config, batch=None, length=None, run=str(tmp_path / 'run'), **asked)
+    shapes = [one.shape for one in questions]
+    assert len(shapes) > 1
+    assert set(shapes) == {Shape(one.rows, one.source_length, one.target_length) for one in batches.buckets}
+    slots = [shape.rows * (shape.source_length + shape.target_length) for shape in shapes]
+    assert slots == sorted(slots, reverse=True)
+    (fixed,) = ask(config, batch=24, length=5, run=str(tmp_path / 'run'), **asked)
+    assert fixed.shape == Shape(24, 5, 5)
+
+
+def test_without_a_run_the_longest_bucket_is_planned_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    asked: dict[str, Any] = {'topology': None, 'devices': 'cpu:8', 'mesh': 'fsdp=4', 'decode': False, 'run': None}
+    config = overlay(CONFIG, {'data.batch_tokens': 77})
+    (question,) = ask(config, batch=None, length=None, report=print, **asked)
+    assert question.shape == Shape(8, 7, 7)  # 77 slots hold 11 rows of 7, and 4 shards split 8 of them
+    assert '8 rows of 7 subwords' in capsys.readouterr().out
 
 
 def test_a_mesh_of_the_command_line() -> None:
