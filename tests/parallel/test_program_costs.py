@@ -194,7 +194,7 @@ def test_a_wrapped_collective_overlaps() -> None:
 def test_a_custom_kernel_over_several_lines() -> None:
     kernel = (
         '  %my_kernel.3 = (bf16[7,11]{1,0:T(8,128)(2,1)S(1)}, f32[5]{0}) custom-call(%x), '
-        'custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={\n"xprof_metadata":"{}"\n}}, '
+        'custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={\n\n"xprof_metadata":"{}"\n}}, '
         'backend_config={"custom_call_config":{"body":"TUz("}}'
     )
     other = '  %other = f32[7]{0} custom-call(%x), custom_call_target="AllocateBuffer"'

@@ -135,9 +135,9 @@ def parse_shapes(text: str) -> tuple[ArrayShape, ...]:
 def _join_lines(text: str) -> Iterator[str]:
     """Lines, those of an attribute that is printed over several lines as one."""
     pending: str | None = None
-    for line in text.splitlines():
-        starts = _INSTRUCTION.match(line) or line == '}' or not line or (not line[0].isspace() and line.endswith('{'))
-        if not starts and pending is not None and _INSTRUCTION.match(pending):
+    for line in filter(None, text.splitlines()):
+        is_new = _INSTRUCTION.match(line) or line == '}' or (not line[0].isspace() and line.endswith('{'))
+        if not is_new and pending is not None and _INSTRUCTION.match(pending):
             pending += line
             continue
         if pending is not None:
