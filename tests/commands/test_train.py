@@ -276,3 +276,13 @@ def test_a_process_that_is_told_to_stop_saves_and_goes_on_later(tmp_path: Path) 
     assert f'resumes after step {saved:,} of {saved + 2:,}' in done.stderr
     assert f'step {saved + 1:,}/' in done.stderr
     assert 'validation after step' in done.stderr
+
+
+def test_other_batches_than_the_run_had_are_said(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start(CONFIG, copied)
+    assert 'the batches are not those' not in capsys.readouterr().err
+    record = json.loads((copied / 'record.json').read_text())
+    record['buckets'][0]['rows'] += 4  # as fewer devices would have had it
+    (copied / 'record.json').write_text(json.dumps(record))
+    start(CONFIG, copied)
+    assert 'the batches are not those that the run had so far' in capsys.readouterr().err

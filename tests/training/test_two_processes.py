@@ -25,6 +25,7 @@ from transformer_jax.overlay import overlay, to_config_dict
 
 MORE = {
     'train.steps': LAST,
+    'data.batch_tokens': 99,  # 16 rows, whether 2, 4 or 8 devices share them
     'train.prng': 'threefry2x32',
     'checkpoint.every_steps': 10,
     'logging.every_steps': 2,
@@ -133,8 +134,8 @@ def assert_same_weights(run: Path, other: Path, *, exact: bool = True) -> None:
     for name, array in ours.items():
         if exact:
             np.testing.assert_array_equal(array, theirs[name], name)
-        else:  # other shards sum in another order, 40 times
-            np.testing.assert_allclose(array, theirs[name], rtol=2e-3, atol=2e-4, err_msg=name)
+        else:  # other shards sum in another order, and Adam takes a step of full size where the sum is next to 0
+            assert np.abs(array - theirs[name]).mean() < 3e-6, name
 
 
 def finish(start: Start, run: Path, *arguments: str, **options: Any) -> None:

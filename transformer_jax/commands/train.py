@@ -140,6 +140,12 @@ def _prepare(config: Config, folder: RunFolder, mesh: jax.sharding.Mesh, source:
             report=tell,
         )
     description = _describe_run(config, batches)
+    before = folder.read_record().get('buckets', description['buckets'])
+    if before != description['buckets']:
+        tell(
+            'the batches are not those that the run had so far, since other rows divide among its devices; it goes on '
+            'at the same number of batches, so some pairs of this epoch come twice and some not at all'
+        )
     folder.update_record(**description)
     facts = {name: description[name] for name in ('buckets', 'batches_in_epoch')}
     return _Prepared(model, batches, evaluate, facts | {'vocabulary': vocabulary.fingerprint})
