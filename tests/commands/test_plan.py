@@ -176,7 +176,8 @@ class Compiler:
 
 @pytest.fixture
 def question() -> Question:
-    config = overlay(Config(), {'model.attention.num_heads': 2, 'execution.mesh.data': 8})
+    changes = {'model.d_ff': 24, 'vocabulary.size': 40, 'execution.mesh.data': 8}
+    config = overlay(CONFIG, changes)
     return Question(config, open_devices('cpu:8'), Shape(64, 13, 13), decode=False, run=None)
 
 

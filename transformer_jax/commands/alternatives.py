@@ -22,6 +22,7 @@ class Search:
     def __init__(self, question: Question, report: Report) -> None:
         self._report = report
         self._tried: set[tuple] = set()
+        self._state: dict[MeshConfig, int] = {}  # least bytes a device
         self._first = question
         self.answers: list[Answer] = []
         self.pruned: list[tuple[str, str]] = []  # what was not compiled, and why
@@ -87,7 +88,7 @@ class Search:
             return None
         self._tried.add(key)
         try:
-            if reason := _why_not(question):
+            if reason := self._why_not(question):
                 self._prune(question, reason)
                 return None
             self._report(f'compiling {describe_question(question)} ...')
@@ -98,6 +99,23 @@ class Search:
         self.answers.append(found)
         self._report(f'   {_describe_outcome(found)}')
         return found
+
+    def _why_not(self, question: Question) -> str | None:
+        """What can be told without compiling. Raises `ConfigError` where the mesh can't split a parameter."""
+        mesh = question.make_mesh()
+        shards, memory = num_data_shards(mesh), question.target.memory
+        if question.shape.rows % shards:
+            return f'{question.shape.rows} rows can not be split {shards} ways'
+        if question.decode or memory is None:
+            return None
+        key, config = question.config.execution.mesh, question.config
+        if key not in self._state:
+            model = build_model(config, question.run)
+            state = programs.training_bytes(config, model, question.target, mesh)
+            self._state[key] = sum(state) + state.parameters  # the gradients
+        if self._state[key] <= memory:
+            return None
+        return f'parameters, gradients and optimizer state alone take {say_bytes(self._state[key])}'
 
     def _prune(self, question: Question, reason: str) -> None:
         self._tried.add((question.config.execution, question.shape))
@@ -185,19 +203,3 @@ def _with(
         execution = dataclasses.replace(execution, remat=remat)
     shape = question.shape if rows is None else question.shape._replace(rows=rows)
     return dataclasses.replace(question, config=dataclasses.replace(question.config, execution=execution), shape=shape)
-
-
-def _why_not(question: Question) -> str | None:
-    """What can be told without compiling. Raises `ConfigError` where the mesh can't split a parameter."""
-    mesh = question.make_mesh()
-    shards = num_data_shards(mesh)
-    if question.shape.rows % shards:
-        return f'{question.shape.rows} rows can not be split {shards} ways'
-    memory = question.target.memory
-    if question.decode or memory is None:
-        return None
-    state = programs.training_bytes(question.config, build_model(question.config, question.run), question.target, mesh)
-    least = sum(state) + state.parameters  # the gradients
-    if least > memory:
-        return f'parameters, gradients and optimizer state alone take {say_bytes(least)} of {say_bytes(memory)}'
-    return None
