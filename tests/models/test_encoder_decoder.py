@@ -243,6 +243,7 @@ def test_dropout_is_off_without_a_key_and_repeats_with_the_same_one() -> None:
     assert np.abs(first - other).max() > 1e-2
 
 
+@pytest.mark.slow  # tests/parallel has a whole update on a mixed mesh
 def test_one_device_equals_eight() -> None:
     model = make_model()
     params = make_params(model)
