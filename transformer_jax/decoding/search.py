@@ -158,11 +158,12 @@ class Searcher:
         self, params: Params, search: Search, leave_at: Int[Array, ''], last_step: Int[Array, '']
     ) -> Search:
         """Steps until `last_step` subwords are chosen or at most `leave_at` sentences are still searched."""
-        return jax.lax.while_loop(
+        search = jax.lax.while_loop(
             lambda search: (search.step < last_step) & ((~search.is_done).sum() > leave_at),
             lambda search: self.step(params, search),
             search,
         )
+        return _lay_out(search)
 
     def step(self, params: Params, search: Search) -> Search:
         """Reads the subwords chosen last and chooses the next ones: what a search does over and over."""
@@ -193,22 +194,28 @@ class Searcher:
     def _choose(self, logits: Float[Array, 'B P V'], search: Search, live: Float[Array, 'B P']) -> Search:
         choice = self._method.choose(logits, search, live, self._specials)
         search = hypotheses.take(search, choice, self._specials.eos_id, self._penalty, self._stop)
-        search = replicate(search._replace(cache=None))._replace(cache=search.cache)  # which hosts read, but the cache
-        if self._method.num_hypotheses == 1:
-            return search
-        return search._replace(cache=self._model.reorder(search.cache, choice.parents))
+        if self._method.num_hypotheses > 1:
+            search = search._replace(cache=self._model.reorder(search.cache, choice.parents))
+        return _lay_out(search)
 
     def _shrink_program(self, search: Search, kept: Int[Array, 'C']) -> Search:
         """Only these sentences."""
         cache = self._model.select(search.cache, kept)
         rest = jax.tree.map(lambda leaf: leaf[kept] if leaf.ndim else leaf, search._replace(cache=None))
-        return rest._replace(cache=cache)
+        return _lay_out(rest._replace(cache=cache))
 
     def _grow_program(self, search: Search, *, slots: int) -> Search:
         """Room for `slots` subwords in the cache and one more in the histories."""
         padding = ((0, 0), (0, slots + 1 - search.tokens.shape[1]), (0, 0))
-        return search._replace(
-            tokens=jnp.pad(search.tokens, padding),
-            parents=jnp.pad(search.parents, padding),
-            cache=self._model.grow(search.cache, slots),
+        return _lay_out(
+            search._replace(
+                tokens=jnp.pad(search.tokens, padding),
+                parents=jnp.pad(search.parents, padding),
+                cache=self._model.grow(search.cache, slots),
+            )
         )
+
+
+def _lay_out(search: Search) -> Search:
+    """On a mesh each process reads whole what a search has found; its cache stays where the compiler lays it."""
+    return replicate(search._replace(cache=None))._replace(cache=search.cache)
