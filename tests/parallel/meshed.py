@@ -86,7 +86,8 @@ def update(model: Model, mesh_config: MeshConfig, optimizer_name: str = 'adam', 
     """The first update of a run on a mesh over as many devices as it takes, those of all processes."""
     mesh = make_mesh(mesh_config, jax.devices()[: num_devices(mesh_config)])
     optimizer, schedule = make_optimizers(optimizer_name)
-    start = jax.device_get(make_state(tiny.make_params(model), optimizer, with_average=True))
+    params = jax.tree.map(lambda leaf: leaf / 2, tiny.make_params(model))  # a softmax that rounding moves less
+    start = jax.device_get(make_state(params, optimizer, with_average=True))
     with jax.set_mesh(mesh):
         abstract = abstract_state(model, optimizer, with_average=True)
         shardings = state_shardings(model, optimizer, abstract, mesh)
