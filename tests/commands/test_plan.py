@@ -1,8 +1,13 @@
 """The verb `plan`: what it prints, what it refuses, and that its collectives are those a hand counts."""
 
+import importlib.util
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -221,3 +226,86 @@ def test_a_search_goes_down_until_something_fits(question: Question, monkeypatch
     assert '16 rows, data 8, remat none' in compiler.asked
     assert '8 rows, data 8, remat none' not in compiler.asked
     assert [one for one in search.ordered() if one.does_not_fit is None]
+
+
+class Sizes(NamedTuple):
+    """Of an encoder-decoder whose heads are together as wide as the model."""
+
+    layers: int
+    width: int
+    hidden: int
+
+    def layer_weights(self) -> int:
+        return self.layers * (12 * self.width**2 + 4 * self.width * self.hidden)
+
+
+def received_bytes(sizes: Sizes, *, rows: int, length: int, fsdp: int, model: int, remat: bool) -> float:
+    """What a chip receives in one update with FSDP and tensor parallelism, computing in bfloat16, by hand."""
+    kept, scattered = 2 * (model - 1) / model, (fsdp - 1) / fsdp
+    activation = rows // fsdp * length * sizes.width * 2
+    # Every layer: its weights forward and backward (or when computed again), and the sum of their gradients.
+    weights = sizes.layer_weights() / model * 2 * scattered
+    # The outputs of attention and feed-forward; the gradients of what query, key, value and expansion read.
+    encoder, decoder = 2 + 4, 3 + 7
+    again = 2 + 3 if remat else 0
+    layers = sizes.layers * (encoder + decoder + again) * kept * activation
+    # The table for the projection, and its gradient in float32; two looked-up texts, forward and backward; the gradient
+    # of the last states.
+    table = 37_000 * sizes.width / model * (2 + 4) * scattered
+    ends = 4 * scattered * activation + 3 * kept * activation
+    return 3 * weights + layers + table + ends
+
+
+def plan_elsewhere(*arguments: str) -> dict[str, Any]:
+    """What the verb prints in a process of its own: JAX reads its environment but once."""
+    names = ('JAX_PLATFORMS', 'JAX_NUM_CPU_DEVICES', 'XLA_FLAGS')
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    command = [sys.executable, '-m', 'transformer_jax', 'plan', '--json', *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+    assert done.returncode == DONE, done.stderr
+    return json.loads(done.stdout)
+
+
+needs_compiler = pytest.mark.skipif(importlib.util.find_spec('libtpu') is None, reason='libtpu is not installed')
+LARGE = {
+    'big': ('v5e:16x16', 214_171_648, Sizes(6, 1024, 4096), {'fsdp': 64, 'model': 4}, 'none'),
+    'billion': ('v5p:4x4x4', 1_485_553_664, Sizes(12, 2048, 8192), {'fsdp': 16, 'model': 4}, 'full'),
+}
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize('size', LARGE)
+def test_a_large_model_on_many_chips(size: str) -> None:
+    topology, parameters, sizes, mesh, remat = LARGE[size]
+    start = time.monotonic()
+    found = plan_elsewhere(
+        f'--config=configs/wmt14_en_de.py:size={size}',
+        f'--topology={topology}',
+        f'--mesh={",".join(f"{axis}={ways}" for axis, ways in mesh.items())}',
+        '--batch=1024',
+        '--length=128',
+        '--config.model.compute_dtype=bfloat16',
+        '--config.execution.unroll=1',
+        f'--config.execution.remat={remat}',
+    )
+    assert time.monotonic() - start < 600
+    assert found['fits']
+    assert found['parameters'] == parameters
+    share = 4 * parameters / (mesh['fsdp'] * mesh['model'])
+    assert found['parameter_bytes'] == pytest.approx(share, rel=0.05)
+    assert found['optimizer_bytes'] == pytest.approx(2 * share, rel=0.05)
+    assert found['kernel_cycles'] < 0.25 * found['estimated_cycles'] < 1e10
+    by_hand = received_bytes(sizes, rows=1024, length=128, **mesh, remat=remat == 'full')
+    assert sum(one['bytes'] for one in found['collectives'].values()) == pytest.approx(by_hand, rel=0.1)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize('mesh', ['data=1', 'data=4', 'fsdp=8'])  # a chip, the chips of one host, those of two
+def test_a_mesh_on_the_first_chips_of_a_slice(mesh: str) -> None:
+    found = plan_elsewhere(*TINY, '--topology=v5e:4x4', f'--mesh={mesh}', '--batch=16', '--length=24')
+    assert found['devices'] == int(mesh[-1])
+    assert 0 < found['kernel_cycles'] < found['estimated_cycles']
+    assert found['step_seconds'] == pytest.approx(found['estimated_cycles'] / 1.5e9)
+    assert bool(found['collectives']) == (mesh != 'data=1')

@@ -178,6 +178,41 @@ def test_the_fusions_that_share_a_channel_are_one_collective() -> None:
     assert costs.collectives == {'all-gather': (2, 2 * 84, 0)}
 
 
+def test_equal_channels_of_two_loops_are_two_collectives() -> None:
+    part = """%part (q: f32[7]) -> f32[28] {
+  %q = f32[7]{0} parameter(0)
+  ROOT %g = f32[28]{0} all-gather(%q), channel_id=1, replica_groups=[2,4]<=[8]
+}
+"""
+    line = '  %f = f32[28]{0} fusion(%x), kind=kCustom, calls=%part'
+    loops = make_loop('one', line, 'constant(3)') + make_loop('two', line, 'constant(5)')
+    costs = read_costs(HEADER + part + loops + make_entry(loop_line('one') + '\n' + loop_line('two')))
+    assert costs.collectives == {'all-gather': (8, 8 * 84, 0)}
+
+
+def test_a_sum_of_which_each_device_keeps_its_part() -> None:
+    part = """%all-reduce-scatter.3 (q: f32[8]) -> f32[2] {
+  %q = f32[8]{0} parameter(0)
+  %s = f32[8]{0} all-reduce(%q), channel_id=1, replica_groups=[2,4]<=[8], to_apply=%add
+  ROOT %own = f32[2]{0} dynamic-slice(%s, %q), dynamic_slice_sizes={2}
+}
+"""
+    entry = make_entry('  %y = f32[8]{0} constant({...})\n  %f = f32[2]{0} fusion(%y), calls=%all-reduce-scatter.3')
+    assert read_costs(HEADER + ADD + part + entry).collectives == {'reduce-scatter': (1, 24, 24)}
+
+
+def test_a_computation_of_another_thread_is_called() -> None:
+    called = f"""%called (y: f32[7]) -> f32[7] {{
+  %y = f32[7]{{0}} parameter(0)
+{fusion_line('c', 7, 'y')}
+  ROOT %z = f32[7]{{0}} copy(%y)
+}}, execution_thread="sparsecore"
+
+"""
+    lines = '  %s = ((f32[7]{0}), f32[7]{0}) call-start(%x), to_apply=%called\n  %d = f32[7]{0} call-done(%s)'
+    assert read_costs(HEADER + FUSED + called + make_entry(lines)).compiler_cycles == 7
+
+
 def test_a_wrapped_collective_overlaps() -> None:
     wrapped = """%wrapped (q: f32[7]) -> f32[7] {
   %q = f32[7]{0} parameter(0)
@@ -227,6 +262,13 @@ def test_bytes_are_those_that_move_to_and_from_memory() -> None:
 }
 """
     assert read_costs(HEADER + fused + entry).num_bytes == 35 * 4 + 35 * 4
+
+
+def test_what_the_compiler_has_no_estimate_of_counts_by_its_bytes() -> None:
+    lines = fusion_line('f', 2**63 - 1) + '\n' + fusion_line('g', 19)
+    costs = read_costs(HEADER + FUSED + make_entry(lines))
+    assert costs.compiler_cycles == 19
+    assert costs.unestimated_bytes == 2 * 7 * 4
 
 
 def test_text_that_is_no_program_is_refused() -> None:

@@ -11,6 +11,7 @@ _BYTES = {'pred': 1, 'token': 0, 'opaque': 0}  # the others say their bits: f32,
 _ON_CHIP = re.compile(r'S\([1-9]\d*\)')  # a layout in another memory space than HBM
 _ARRAY = re.compile(r'([a-z]\w*)\[([\d,<= ]*)\](\{[^{}]*\})?')
 _COMPUTATION = re.compile(r'(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .* )?\{$')
+_END = re.compile(r'\}(, execution_thread="\w+")?$')
 _INSTRUCTION = re.compile(r'\s+(ROOT )?%?([\w.\-]+) = ')
 _NAME = re.compile(r'%([\w.\-]+)')
 _CALLED = re.compile(r'\b(calls|to_apply|condition|body|true_computation|false_computation)=%?([\w.\-]+)')
@@ -113,7 +114,7 @@ def parse_program(text: str) -> Program:
                 current = Computation(header[2])
                 computations[current.name] = current
                 entry = current if header[1] else entry
-        elif line == '}':
+        elif _END.match(line):
             current = None
         else:
             instruction = _parse_instruction(line)
@@ -136,7 +137,7 @@ def _join_lines(text: str) -> Iterator[str]:
     """Lines, those of an attribute that is printed over several lines as one."""
     pending: str | None = None
     for line in filter(None, text.splitlines()):
-        is_new = _INSTRUCTION.match(line) or line == '}' or (not line[0].isspace() and line.endswith('{'))
+        is_new = _INSTRUCTION.match(line) or _END.match(line) or (not line[0].isspace() and line.endswith('{'))
         if not is_new and pending is not None and _INSTRUCTION.match(pending):
             pending += line
             continue

@@ -24,9 +24,10 @@ _UNITS = {'K': 2**10, 'M': 2**20, 'G': 2**30}
 class Plan:
     """What one run of a program takes of each device. Bytes, FLOPs (2 a multiply-add), cycles of its clock, seconds.
 
-    The compiler estimates the cycles of what it made itself. A custom kernel counts at the larger of its FLOPs over
-    half the device's peak and its bytes over the bandwidth. A collective counts at what the device receives over the
-    interconnect's bandwidth; those that overlap with computing, only as far as they take longer than it.
+    The compiler estimates the cycles of what it made itself; what it has no estimate of counts by its bytes. A custom
+    kernel counts at the larger of its FLOPs over half the device's peak and its bytes over the bandwidth. A collective
+    counts at what the device receives over the interconnect's bandwidth; those that overlap with computing, only as far
+    as they take longer than it.
     """
 
     estimated_cycles: float | None  # the total; None for a device whose figures are not known
@@ -82,6 +83,8 @@ def account(
         f'the turns of loop {name} depend on the data: counted as {turns}, the most there can be'
         for name, turns in costs.bounded_loops.items()
     ]
+    if costs.unestimated_bytes:
+        notes.append('the compiler has no estimate of some instructions: they count by their bytes alone')
     flops, num_bytes, kernel_seconds = costs.flops, costs.num_bytes, 0.0
     for kernel in costs.kernels:
         own = kernel_flops.get((kernel.name, kernel.results))
@@ -95,7 +98,7 @@ def account(
     seconds = waiting = None
     if chip is not None:
         computing = kernel_seconds + (
-            costs.compiler_cycles / chip.clock
+            costs.compiler_cycles / chip.clock + costs.unestimated_bytes / chip.bandwidth
             if chip.compiler_counts_cycles
             else max(costs.flops / chip.peak_flops, costs.num_bytes / chip.bandwidth)
         )

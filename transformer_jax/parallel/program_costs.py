@@ -14,6 +14,7 @@ from transformer_jax.parallel.matmul_costs import count_product_flops
 from transformer_jax.parallel.trip_counts import count_trips
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_NO_ESTIMATE = 2**62  # from here on what the compiler writes is no number of cycles
 _KERNELS = ('tpu_custom_call', '__gpu$xla.gpu.triton', 'triton_kernel_call', 'mosaic_gpu', '__cudnn$fmhaSoftmax')
 # By n, the devices of a group: how many times the bytes of its operands a device receives, in a ring.
 _RECEIVED = {
@@ -55,6 +56,7 @@ class ProgramCosts:
     compiler_cycles: int  # the compiler's own estimates; 0 where it makes none
     flops: float  # of matrix products and convolutions, 2 for a multiply-add; without the kernels'
     num_bytes: float  # read and written in device memory; without the kernels'
+    unestimated_bytes: float  # of them, those of instructions that the compiler says it has no estimate of
     kernels: tuple[Kernel, ...]
     collectives: dict[str, Collective]
     bounded_loops: dict[str, int]  # loops whose turns depend on data: how many were counted, the most there can be
@@ -72,6 +74,7 @@ def read_costs(text: str) -> ProgramCosts:
         compiler_cycles=round(total.cycles),
         flops=total.flops,
         num_bytes=total.num_bytes,
+        unestimated_bytes=total.unestimated_bytes,
         kernels=tuple(kernel._replace(calls=calls) for kernel, calls in total.kernels.items()),
         collectives=dict(sorted(collectives.items())),
         bounded_loops=counter.bounded_loops,
@@ -83,6 +86,7 @@ class _Total:
     cycles: float = 0
     flops: float = 0
     num_bytes: float = 0
+    unestimated_bytes: float = 0
     kernels: dict[Kernel, float] = field(default_factory=dict)
     # By kind and by what tells one from another: several fusions may be parts of one collective.
     collectives: dict[tuple[str, str], Collective] = field(default_factory=dict)
@@ -91,6 +95,7 @@ class _Total:
         self.cycles += other.cycles * times
         self.flops += other.flops * times
         self.num_bytes += other.num_bytes * times
+        self.unestimated_bytes += other.unestimated_bytes * times
         for kernel, calls in other.kernels.items():
             self.kernels[kernel] = self.kernels.get(kernel, 0) + calls * times
         for key, one in other.collectives.items():
@@ -127,35 +132,43 @@ class _Counter:
             branches = [self.count(self.program.computations[name]) for name in instruction.branches]
             total.add(max(branches, key=lambda one: (one.cycles, one.flops, one.num_bytes)))
             return
-        if opcode == 'call' or opcode == 'async-start':
+        if opcode in ('call', 'call-start', 'async-start'):
             inner = self._called(instruction, 'to_apply' if 'to_apply' in instruction.called else 'calls')
-            total.add(_overlapped(inner) if opcode == 'async-start' else inner)
+            total.add(inner if opcode == 'call' else _overlapped(inner))
             return
-        cycles = _CYCLES.search(instruction.attributes)
-        total.cycles += int(cycles[1]) if cycles else 0
+        estimate = _CYCLES.search(instruction.attributes)
+        cycles = int(estimate[1]) if estimate else 0
+        total.cycles += cycles if cycles < _NO_ESTIMATE else 0
         if kind := _collective_kind(opcode):
             self._add_collective(total, kind, holder, instruction, instruction.name, not opcode.endswith('-start'))
         elif kernel := _kernel(holder, instruction):
             total.kernels[kernel] = total.kernels.get(kernel, 0) + 1
             return
         elif opcode == 'fusion':
-            self._add_fused(total, self.program.computations[instruction.called['calls']])
+            self._add_fused(total, holder, instruction)
         else:
             total.flops += count_product_flops(holder, instruction)
-        total.num_bytes += self._memory_bytes(holder, instruction)
+        num_bytes = self._memory_bytes(holder, instruction)
+        total.num_bytes += num_bytes
+        total.unestimated_bytes += num_bytes if cycles >= _NO_ESTIMATE else 0
 
     def _called(self, instruction: Instruction, attribute: str) -> _Total:
         return self.count(self.program.computations[instruction.called[attribute]])
 
-    def _add_fused(self, total: _Total, fused: Computation) -> None:
+    def _add_fused(self, total: _Total, holder: Computation, fusion: Instruction) -> None:
         """Products and collectives inside a fusion, whose cycles and memory traffic are its own."""
+        fused = self.program.computations[fusion.called['calls']]
         for instruction in fused.instructions.values():
             if instruction.opcode == 'fusion':
-                self._add_fused(total, self.program.computations[instruction.called['calls']])
+                self._add_fused(total, holder, instruction)
             elif kind := _collective_kind(instruction.opcode):
-                # Start, steps and end of one collective are fusions of their own, which share its channel.
-                channel = instruction.attribute(r'channel_id=(\d+)') or instruction.name
-                self._add_collective(total, kind, fused, instruction, f'channel {channel}', exposed=False)
+                if fused.name.startswith('all-reduce-scatter'):  # each device keeps its part of the sum alone
+                    self._add_collective(total, 'reduce-scatter', fused, instruction, fusion.name, exposed=True)
+                else:
+                    # Start, steps and end of one collective are fusions of their own, which share its channel.
+                    channel = instruction.attribute(r'channel_id=(\d+)') or fusion.name
+                    key = f'{holder.name} channel {channel}'
+                    self._add_collective(total, kind, fused, instruction, key, exposed=False)
             else:
                 total.flops += count_product_flops(fused, instruction)
 
@@ -210,6 +223,8 @@ def _bytes_written(holder: Computation, instruction: Instruction, fused: Computa
     while root.opcode == 'bitcast' and inside.operand(root, 0) is not None:
         root = inside.instructions[root.operands[0]]
     whole = _in_memory(instruction)
+    if instruction.opcode == 'copy-start':  # gives the copy, what it copies, and a context
+        return instruction.shapes[0].num_bytes if not instruction.shapes[0].on_chip else 0
     if root.opcode == 'dynamic-update-slice':
         update = inside.operand(root, 1)
         return min(whole, whole if update is None else update.num_bytes)
