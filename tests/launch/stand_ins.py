@@ -12,10 +12,12 @@ ROOT = Path(__file__).parent.parent.parent
 # Takes the first rule whose words all occur in the call, and of its answers the next one; the last one stays.
 _PROGRAM = """\
 #!{python} -IS
-import json, pathlib, sys
+import fcntl, json, pathlib, sys
 folder = pathlib.Path({folder!r})
 name = pathlib.Path(sys.argv[0]).name
 piped = sys.stdin.read() if {reads_input} else None
+lock = open(folder / 'lock', 'w')
+fcntl.flock(lock, fcntl.LOCK_EX)  # until it ends: calls come from several processes at once
 with open(folder / 'calls.jsonl', 'a') as file:
     file.write(json.dumps([name, *sys.argv[1:]]) + '\\n')
 if piped is not None:
