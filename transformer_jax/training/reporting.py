@@ -19,7 +19,7 @@ Clock = Callable[[], float]
 # How often the split of the wall time is kept, at least.
 _KEEP_SECONDS = 30.0
 
-# What the wall time of a run is split into; the rest is 'other'.
+# What the wall time of a run is split into after its preparation; the rest is 'other'.
 ACTIVITIES = ('data', 'step', 'compile', 'evaluation', 'checkpoint')
 
 
@@ -80,7 +80,7 @@ class Reporter:
     went away nor a full disk stops the run: writes that failed are counted and named at the end. `stream` is the
     console, stderr if None. `keep` is given how the wall time of this start was spent: at the end, whenever figures are
     put on disk, and every so often between, so that a run that is killed has said it too. `seconds_before` were spent
-    on preparing; they count as 'other'. Use as a context manager, or call `close`.
+    on preparing, and count as 'preparation'. Use as a context manager, or call `close`.
     """
 
     def __init__(
@@ -233,8 +233,7 @@ class Reporter:
             self.say(f'WARNING: {self._lost} writes to the files of figures failed; they are incomplete')
 
     def _seconds(self) -> dict[str, float]:
-        seconds = self.stopwatch.seconds()
-        return seconds | {'other': seconds['other'] + self._seconds_before}
+        return {'preparation': self._seconds_before} | self.stopwatch.seconds()
 
     def _keep(self) -> None:
         keep = self._keep_split
