@@ -125,7 +125,7 @@ def test_plain_lines(tmp_path: Path) -> None:
             reporter.advance(step)
         reporter.step(50, make_figures())
         reporter.evaluation(50, {'perplexity': 7.5, 'bleu': 23.4123, 'pairs': 1014}, note='best so far')
-    split = 'data 0.0 s, step 5.0 s, compile 12.3 s, evaluation 0.0 s, checkpoint 0.0 s, other 0.0 s'
+    split = 'preparation 0.0 s, data 0.0 s, step 5.0 s, compile 12.3 s, evaluation 0.0 s, checkpoint 0.0 s, other 0.0 s'
     assert stream.getvalue().split('\n') == [
         'devices: 2 x toy chip',
         'parameters: 63,045,632',
