@@ -24,6 +24,7 @@ ASKS = {
     'grouped_heads': ({}, {'num_kv_heads': 2}),
     'value_dim': ({}, {'value_dim': 3}),
     'positions': ({'terms': True}, {}),
+    'rotary': ({'turned': True}, {}),
     'dropout': ({}, {'dropout_rate': 0.1}),
     'sequence': ({'sequence_shards': 2}, {}),
     'bfloat16': ({'compute_dtype': 'bfloat16'}, {}),

@@ -21,6 +21,7 @@ from transformer_jax.attention.pallas import PALLAS, by_rows, fits_rows, splash
 from transformer_jax.attention.preference import order_of_preference
 from transformer_jax.attention.variant import Options, Use
 from transformer_jax.config import AttentionConfig
+from transformer_jax.positions.alibi import AlibiTerms
 
 pallas = PALLAS.function
 
@@ -106,6 +107,17 @@ def test_cudnn_is_asked_for_what_the_loops_compute(name: str) -> None:
     mask = (cases.COMMON | cases.FURTHER)[name]()
     arrays, seen = cases.make_arrays(mask, value_width=cases.H), cases.visible(mask)
     cases.assert_equal_loops(cases.compute(cudnn_by_xla, mask, arrays), arrays, seen)
+
+
+@pytest.mark.parametrize('shape', [(cases.B, 1, 1, cases.S), (1, cases.N, 1, cases.S), (1, 1, cases.T, cases.S)])
+def test_cudnn_takes_a_bias_that_is_to_be_broadcast(shape: tuple[int, ...]) -> None:
+    mask = cases.cross_mask('packed')
+    arrays, bias = cases.make_arrays(mask, value_width=cases.H), np.random.default_rng(3).normal(size=shape)
+    whole = np.broadcast_to(bias, (cases.B, cases.N, cases.T, cases.S))
+    ours, expected = (cases.compute(cudnn_by_xla, mask, arrays | {'bias': one}) for one in (bias, whole))
+    oracles.assert_close(ours.output, expected.output, 1e-6)
+    axes = tuple(axis for axis, size in enumerate(shape) if size == 1)
+    oracles.assert_close(ours.gradients['bias'], expected.gradients['bias'].sum(axes, keepdims=True), 1e-5)
 
 
 @pytest.mark.parametrize('function', [pallas, interpreted_splash, cudnn_by_xla])
@@ -217,10 +229,14 @@ def test_pallas_refuses_what_it_would_get_wrong(mask: Mask, settings: dict[str, 
         pallas(x, x, x, mask, Options(AttentionConfig(), **settings))
 
 
-def test_cudnn_refuses_weights() -> None:
+@pytest.mark.parametrize(
+    ('options', 'words'),
+    [({'return_weights': True}, "impl='dense' has both"), ({'terms': AlibiTerms(1)}, "impl='blockwise' has")],
+)
+def test_cudnn_refuses_what_it_has_not(options: dict[str, Any], words: str) -> None:
     x = jnp.zeros((cases.B, cases.T, 1, 16))
-    with pytest.raises(ValueError, match="impl='dense' has both"):
-        attend(x, x, x, cases.self_mask('all'), Options(AttentionConfig(), return_weights=True), 'xla')
+    with pytest.raises(ValueError, match=words):
+        attend(x, x, x, cases.self_mask('all'), Options(AttentionConfig(), **options), 'xla')
 
 
 def test_the_best_comes_first_and_every_implementation_is_ranked() -> None:

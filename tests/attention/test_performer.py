@@ -164,4 +164,4 @@ def test_another_seed_draws_other_directions_and_the_same_seed_the_same() -> Non
 def test_it_declares_itself_an_approximation() -> None:
     assert not PERFORMER.exact
     assert LINEAR.exact
-    assert PERFORMER.supports == LINEAR.supports
+    assert PERFORMER.supports == LINEAR.supports | {'rotary'}

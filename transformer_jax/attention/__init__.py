@@ -72,6 +72,7 @@ def needs(use: Use) -> Iterator[str]:
         'grouped_heads': config.num_kv_heads not in (None, config.num_heads),
         'value_dim': config.value_dim not in (None, config.head_dim),
         'positions': use.terms,
+        'rotary': use.turned,
         'dropout': config.dropout_rate > 0,
         'sequence': use.sequence_shards > 1,
         use.platform: True,

@@ -39,7 +39,8 @@ def attend(
 ) -> tuple[Float[Array, 'B T N U'], Float[Array, 'B N T S']]:
     """softmax(v . tanh(W q + U k) + bias) v, and the weights. O(T S d_a) time.
 
-    What a position scheme adds to q k^T is scaled as it is in dot-product attention, since it is a product.
+    What a position scheme adds to q k^T is scaled as it is in dot-product attention, since it is a product. Rotary
+    positions have no place here: tanh of turned rows depends on both positions, not on their offset alone.
     """
     may_see = mask.materialize()
     q, k = empty_unseen(q, may_see.any(axis=2)), empty_unseen(k, may_see.any(axis=1))
@@ -186,7 +187,8 @@ def _join(blocks: Array, length: int) -> Array:
 
 
 def _variant(maps: Maps, parameters: Any, *, in_blocks: bool) -> Variant:
-    return Variant(functools.partial(attend, maps=maps, in_blocks=in_blocks), DENSE.supports, parameters=parameters)
+    supports = DENSE.supports - {'rotary'}
+    return Variant(functools.partial(attend, maps=maps, in_blocks=in_blocks), supports, parameters=parameters)
 
 
 ADDITIVE = _variant(additive_maps, additive_parameters, in_blocks=False)

@@ -40,10 +40,13 @@ def attend(
     """
     if options.return_weights or options.dropout_rng is not None:
         raise ValueError("impl='cudnn' has neither weights to return nor dropout on them; impl='dense' has both")
+    if options.terms is not None:
+        raise ValueError("impl='cudnn' has no place for what a position scheme adds; impl='blockwise' has")
     may_see = mask.materialize()
     sees = may_see.any(2)
-    bias = _join_biases(q, mask, options)
-    length = q.shape[1]
+    length, bias = q.shape[1], options.bias
+    if bias is not None:
+        bias = jnp.broadcast_to(bias, (*bias.shape[:2], *may_see.shape[1:]))
     q = _pad(empty_unseen(q, sees), 1)
     k, v = (_pad(empty_unseen(x, may_see.any(1)), 1) for x in (k, v))
     whole = _pad(_pad((may_see | ~sees[:, :, None])[:, None], 2), 3)
@@ -83,17 +86,6 @@ def check(use: Use) -> str | None:
     return None
 
 
-def _join_biases(q: Array, mask: Mask, options: Options) -> Float[Array, '#B #N T S'] | None:
-    biases = [] if options.bias is None else [options.bias]
-    if options.terms is not None:
-        places = mask.q_positions, mask.k_positions
-        own = options.terms.bias(*places)
-        if own is None or options.terms.score_term(q, *places) is not None:
-            raise ValueError("impl='cudnn' takes position schemes that add a bias alone; impl='blockwise' takes all")
-        biases.append(own)
-    return sum(biases) if biases else None  # type: ignore[return-value]
-
-
 def _pad(x: Array, axis: int) -> Array:
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, -x.shape[axis] % _TILE)
@@ -102,6 +94,6 @@ def _pad(x: Array, axis: int) -> Array:
 
 CUDNN = Variant(
     cudnn_attention,
-    frozenset('causal cross segments window globals prefix grouped_heads bias gpu bfloat16'.split()),
+    frozenset('causal cross segments window globals prefix grouped_heads bias rotary gpu bfloat16'.split()),
     check,
 )

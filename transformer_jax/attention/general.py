@@ -22,9 +22,11 @@ def general_parameters(config: AttentionConfig, max_length: int) -> dict[str, Pa
 
 
 def on_moved_queries(dot: Variant) -> Variant:
-    """The `general` form of an implementation of `dot`, softmax(q W k^T scale) v; it supports what that one supports.
+    """The `general` form of an implementation of `dot`, softmax(q W k^T scale) v.
 
-    The scale is that of `dot`, 1 / sqrt(d_k) unless `config.scale` is None, which is the paper's.
+    It supports what that one supports except rotary positions: with W between a turned query and a turned key the
+    score depends on both positions, not on their offset alone. The scale is that of `dot`, 1 / sqrt(d_k) unless
+    `config.scale` is None, which is the paper's.
     """
 
     def attend(
@@ -39,7 +41,7 @@ def on_moved_queries(dot: Variant) -> Variant:
         moved = jnp.einsum('BTNH,NHJ->BTNJ', q, options.params['query_map'].astype(q.dtype))
         return dot.function(moved, k, v, mask, options)
 
-    return dot._replace(function=attend, parameters=general_parameters)
+    return dot._replace(function=attend, supports=dot.supports - {'rotary'}, parameters=general_parameters)
 
 
 GENERAL = on_moved_queries(DENSE)

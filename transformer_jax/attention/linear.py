@@ -73,8 +73,17 @@ def attend(
     return _either(unpacked, to_all, by_segment, mask, q, k, v), None
 
 
-def feature_variant(feature_map: FeatureMap, width: Callable[[AttentionConfig], int], *, exact: bool) -> Variant:
-    """The variant of a feature map, whose features have the width `width(config)`."""
+def feature_variant(
+    feature_map: FeatureMap,
+    width: Callable[[AttentionConfig], int],
+    *,
+    exact: bool,
+    further: frozenset[str] = frozenset(),
+) -> Variant:
+    """The variant of a feature map, whose features have the width `width(config)`; `further` = what else it supports.
+
+    Rotary positions are among that where products of features estimate a function of q k, which knows offsets alone.
+    """
 
     def init(batch: int, config: AttentionConfig, dtype: Any) -> Sums:
         num_kv_heads, value_dim = config.num_kv_heads or config.num_heads, config.value_dim or config.head_dim
@@ -94,7 +103,7 @@ def feature_variant(feature_map: FeatureMap, width: Callable[[AttentionConfig], 
 
     return Variant(
         functools.partial(attend, feature_map=feature_map),
-        frozenset('causal cross segments grouped_heads value_dim cache cpu gpu tpu float32 bfloat16'.split()),
+        further | frozenset('causal cross segments grouped_heads value_dim cache cpu gpu tpu float32 bfloat16'.split()),
         running=Running(init, extend),
         exact=exact,
     )

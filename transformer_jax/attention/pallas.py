@@ -224,6 +224,6 @@ def _fitting_block(length: int, block_size: int | None) -> int:
 
 PALLAS = Variant(
     pallas_attention,
-    frozenset('causal cross segments window grouped_heads value_dim gpu tpu float32 bfloat16'.split()),
+    frozenset('causal cross segments window grouped_heads value_dim rotary gpu tpu float32 bfloat16'.split()),
     check,
 )

@@ -47,4 +47,6 @@ def random_features(
     return jnp.exp(exponents - log_scale[..., None]), log_scale
 
 
-PERFORMER = feature_variant(random_features, lambda config: config.num_features, exact=False)
+PERFORMER = feature_variant(
+    random_features, lambda config: config.num_features, exact=False, further=frozenset({'rotary'})
+)

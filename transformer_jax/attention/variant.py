@@ -20,6 +20,7 @@ FEATURES: dict[str, str] = {
     'value_dim': 'd_v other than d_k',
     'bias': 'an additive bias on the logits',
     'positions': 'position schemes with terms inside attention',
+    'rotary': "queries and keys turned by their positions (positions='rope'), whose scores know offsets alone",
     'dropout': 'dropout on the weights',
     'weights': 'returns the weights',
     'sequence': 'lengths split over devices, the mesh axis `sequence`',
@@ -70,6 +71,7 @@ class Use(NamedTuple):
     decodes: bool  # the model generates with a cache
     max_length: int
     prefix: bool = False
+    turned: bool = False  # the position scheme turns queries and keys
     sequence_shards: int = 1  # ways the mesh splits lengths
     by_index: bool = True  # the mask may be taken by index: it is aligned, or neither causal nor a window
 

@@ -26,7 +26,7 @@ SOURCES, TARGETS = (11, 7, 3, 5, 11, 2, 9, 4), (9, 12, 4, 2, 7, 1, 12, 6)
 def check_config(config: Config) -> Iterator[Finding]:
     """Every check of the config's attention variants and of its model, in float32 and without dropout."""
     for use in models.uses_of_attention(config):
-        use = use._replace(compute_dtype='float32', packed=False, terms=False, max_length=32)
+        use = use._replace(compute_dtype='float32', packed=False, terms=False, turned=False, max_length=32)
         use = use._replace(config=dataclasses.replace(use.config, dropout_rate=0.0))
         yield from check_use(use, require_supported(use, f'config.model.{use.name}'))
     reduced = reduce_sizes(config.model)

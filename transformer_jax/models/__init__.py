@@ -83,6 +83,7 @@ def _check_task(config: Config) -> None:
 def uses_of_attention(config: Config) -> list[Use]:
     """Where the model of this config attends, and what it asks of its variants there."""
     model = config.model
+    scheme = positions.SCHEMES[model.positions]
 
     def make_use(name: str, *, causal: bool = False, cross: bool = False, decodes: bool = True, **more: Any) -> Use:
         return Use(
@@ -91,7 +92,8 @@ def uses_of_attention(config: Config) -> list[Use]:
             causal=causal,
             cross=cross,
             packed=config.data.batching == 'packing',
-            terms=positions.SCHEMES[model.positions].terms is not None and not cross,
+            terms=scheme.terms is not None and not cross,
+            turned=scheme.on_heads is not None and not cross,
             compute_dtype=model.compute_dtype,
             platform=target_platform(),
             decodes=decodes,
