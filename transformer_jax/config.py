@@ -414,7 +414,10 @@ def check(config: Config) -> None:
         _check_leaf(f'config.{path}', field, value)
     model = config.model
     if model.d_model % 2 and model.positions == 'sinusoidal':
-        raise ConfigError(f'config.model.d_model is {model.d_model}; sinusoidal positions need an even width')
+        nearest = f'{model.d_model - 1} or {model.d_model + 1}' if model.d_model > 1 else '2'
+        raise ConfigError(
+            f'config.model.d_model is {model.d_model}; sinusoidal positions need an even width: {nearest}'
+        )
     if config.data.max_length > model.max_length:
         raise ConfigError(
             f'config.data.max_length is {config.data.max_length}, above config.model.max_length {model.max_length}; '

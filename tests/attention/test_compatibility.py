@@ -3,12 +3,15 @@
 import dataclasses
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
 import transformer_jax
 from transformer_jax import attention
 from transformer_jax.attention import VARIANTS
+from transformer_jax.attention.api import attention_and_weights
 from transformer_jax.attention.compatibility import compatibility_table
+from transformer_jax.attention.mask import Mask
 from transformer_jax.attention.variant import FEATURES, Use
 from transformer_jax.config import AttentionConfig, ConfigError
 
@@ -88,3 +91,11 @@ def test_other_faults_name_field_value_and_choices(changes, words):
 def test_a_window_is_not_for_cross_attention():
     with pytest.raises(ConfigError, match=r'cross\.window is 5; a window is of self-attention only'):
         attention.check(make_use(AttentionConfig(window=5), name='cross', cross=True), 'config.model.cross')
+
+
+@pytest.mark.parametrize('kind', ['linear', 'performer', 'low_rank'])
+def test_weights_of_a_kind_that_has_none_are_refused_with_the_kinds_that_have(kind):
+    rows, ids = jnp.ones((1, 3, 2, 4)), jnp.ones((1, 3), jnp.int32)
+    config = AttentionConfig(kind=kind, num_heads=2, head_dim=4)
+    with pytest.raises(ValueError, match=rf'{kind!r} has no weights .*these have: dot, additive, general, concat$'):
+        attention_and_weights(rows, rows, rows, Mask(ids, ids, ids, ids), config)

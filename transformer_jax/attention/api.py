@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from transformer_jax.attention import choose, variants_of
+from transformer_jax.attention import VARIANTS, choose, variants_of
 from transformer_jax.attention.mask import Mask
 from transformer_jax.attention.ring import num_sequence_shards
 from transformer_jax.attention.variant import Options, Use, Variant
@@ -50,7 +50,10 @@ def attention_and_weights(
     mask = mask.within(config.window, config.window_right, config.num_global)
     with_weights = [one for one in variants_of(config.kind).values() if 'weights' in one.supports]
     if not with_weights:
-        raise ValueError(f'attention of kind {config.kind!r} has no weights over keys to return')
+        kinds = dict.fromkeys(kind for (kind, _), variant in VARIANTS.items() if 'weights' in variant.supports)
+        raise ValueError(
+            f'attention of kind {config.kind!r} has no weights over keys to return; these have: {", ".join(kinds)}'
+        )
     output, weights = with_weights[0].function(q, k, v, mask, options)
     assert weights is not None
     return output, weights
