@@ -112,6 +112,16 @@ def test_file_and_standard_input_give_the_same_bytes(trained, standard_input, ca
     assert sorted(path.name for path in tmp_path.iterdir()) == ['in', 'out']
 
 
+def test_longer_texts_than_in_training_are_translated_where_no_parameter_counts_positions(
+    trained, standard_input, capfdbinary
+):
+    for longest, cut in ((96, True), (150, False)):
+        standard_input(b'a ' * 120 + b'\n')
+        changes = [f'--config.model.max_length={longest}', '--method', 'greedy']
+        assert run('translate', '--run', trained, *changes) == 0
+        assert (f'longer than {longest} subwords'.encode() in capfdbinary.readouterr().err) == cut
+
+
 def test_averages_are_taken_as_checkpoints(trained, capfdbinary, standard_input, tmp_path):
     assert run('average', '--run', trained, '--last', 2, '--out', tmp_path / 'mean') == 0
     standard_input(b'a b\n')

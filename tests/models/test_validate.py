@@ -50,7 +50,7 @@ def test_what_can_not_work_is_refused_with_what_would(changes: dict[str, Any], m
         ),
         (
             {'model.compute_dtype': 'bfloat16', 'model.attention.head_dim': 60},
-            r"cuDNN needs a head_dim .* multiple of 8, and it is 60; impl='blockwise' takes any; working here: dot/dense",
+            r"head_dim .* multiple of 8, and it is 60; impl='blockwise' takes any; working here: dot/dense",
         ),
         (
             {'model.compute_dtype': 'bfloat16', 'model.positions': 'shaw'},

@@ -1,5 +1,6 @@
 """A finished or running run, opened to be read: its config, its vocabulary, its model and its parameters."""
 
+import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,16 +13,18 @@ from transformer_jax import models
 from transformer_jax.checkpoints.digests import MANIFEST, RequestError
 from transformer_jax.checkpoints.run_folder import RunFolder
 from transformer_jax.checkpoints.store import Store
-from transformer_jax.config import Config, ConfigError
+from transformer_jax.config import Config, ConfigError, ModelConfig
 from transformer_jax.data.vocabulary import Vocabulary, load_vocabulary
 from transformer_jax.models.interface import Model
 from transformer_jax.overlay import config_from_dict, config_to_dict, fixed_differences, overlay
+from transformer_jax.positions import SCHEMES
 from transformer_jax.shapes import Params
 
 # What another config may say of a trained model: which text it is tried on. Its free fields may differ anyway.
 _ABOUT_TEXT = ('config.data.', 'config.source_language', 'config.target_language')
 # What of the model may be swapped where the caller looks at what that changes; see `evaluation.comparison`.
 _ATTENTION = tuple(f'config.model.{use}.' for use in ('attention', 'encoder_self', 'decoder_self', 'cross'))
+_LONGEST = 'config.model.max_length'  # another one fits where no parameter has a row for each position
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,18 @@ def _require_parameters(path: str | os.PathLike[str], store: Store, folder: RunF
 def open_run(
     path: str | os.PathLike[str], changes: Mapping[str, Any], *, may_swap_attention: bool = False
 ) -> OpenedRun:
-    """Opens a run folder. `changes` of fields that the trained model depends on raise `ConfigError`."""
+    """Opens a run folder. `changes` of fields that the trained model depends on raise `ConfigError`.
+
+    The longest text may be another one than in training, unless a parameter has a row for each position.
+    """
     folder = RunFolder.open(path)
     stored = config_from_dict(folder.read_config())
     config = overlay(stored, changes)
     free = _ABOUT_TEXT + (_ATTENTION if may_swap_attention else ())
     for field, old, new in fixed_differences(config_to_dict(stored), config_to_dict(config)):
-        if not field.startswith(free):
+        if field == _LONGEST:
+            require_no_table(stored.model, config.model.max_length, path)
+        elif not field.startswith(free):
             raise ConfigError(f'{field} is {new!r}, but the model in {folder.path} was trained with {old!r}')
     models.validate(config)
     vocabulary = load_vocabulary(folder.vocabulary)
@@ -82,3 +90,19 @@ def open_run(
         for one in (config, stored)
     )
     return OpenedRun(folder, config, vocabulary, model, stored, trained)
+
+
+def require_no_table(trained: ModelConfig, max_length: int, path: str | os.PathLike[str]) -> None:
+    """Refuses another `max_length` where it changes the shape of parameters: learned positions, low-rank attention."""
+    shapes = []
+    for config in (trained, dataclasses.replace(trained, max_length=max_length)):
+        model = models.build(config, vocab_size=8, start_id=1)  # any vocabulary: it does not count positions
+        shapes.append(jax.tree.map(lambda leaf: leaf.shape, jax.eval_shape(model.init, jax.random.key(0))))
+    if shapes[0] == shapes[1]:
+        return
+    without = ', '.join(repr(name) for name, scheme in SCHEMES.items() if scheme.max_length != 'table')
+    raise ConfigError(
+        f'{_LONGEST} is {max_length}, but the model in {os.fspath(path)} has learned rows for {trained.max_length} '
+        f'positions and no more (positions={trained.positions!r}, attention.kind={trained.attention.kind!r}); longer '
+        f'texts need a model trained for them, or with positions of {without}'
+    )

@@ -30,7 +30,7 @@ class Scheme(NamedTuple):
     terms_parameters: Callable[[ModelConfig, AttentionConfig], dict[str, Parameter]] | None = None
     shared: bool = False  # `terms_parameters` are held once a stack; otherwise once a self-attention layer
     # What positions must stay below: 'table' = config.max_length, for as many were trained; 'config' = it too, but the
-    # same parameters serve a config with a greater one; None = nothing.
+    # same parameters serve a config with a greater one, also when a trained run is opened; None = nothing.
     max_length: str | None = None
     # (config, use) -> why 'encoder_self' or 'decoder_self' can't have the scheme, or None when it can
     check: Callable[[ModelConfig, str], str | None] | None = None
