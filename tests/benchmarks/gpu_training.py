@@ -8,7 +8,7 @@ Adam, where PYTHON has torch. One process at a time has the card to itself; ours
 when the minutes are over.
 
 Model FLOP utilisation is the FLOPs of the equations (three times the forward pass: no rematerialisation, attention
-matrices whole) over the peak of the card, which --peak-tflops gives where the table below lacks it. `--tiny` runs the
+matrices whole) over the peak of the card, which --peak-tflops gives where `parallel/chips.py` lacks it. `--tiny` runs the
 same code on a CPU in a minute.
 """
 
@@ -32,17 +32,6 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 ROWS = (196, 160, 128, 96, 64, 48, 32, 16)  # of 128 subwords: those that are tried, in turn
 SYSTEMS = ('ours', 'plain Flax', 'PyTorch')
-# Dense bfloat16 matrix products, TFLOP/s, as the makers state them.
-PEAKS = {
-    'H200': 989.0,
-    'H100 PCIe': 756.0,
-    'H100': 989.0,
-    'A100': 312.0,
-    'L40S': 362.0,
-    'L4': 121.0,
-    'A10': 125.0,
-    'RTX 4090': 165.0,
-}
 _WHOLE_CARD = {'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.92'}
 Update = Callable[[], Any]  # dispatches one update and returns its loss, which may not be there yet
 
@@ -57,8 +46,11 @@ def count_flops(sizes: dict[str, Any], rows: int) -> float:
 
 
 def find_peak(device: str) -> float | None:
-    """FLOP/s of the card, or None where it is not in the table."""
-    return next((peak * 1e12 for name, peak in PEAKS.items() if name in device), None)
+    """FLOP/s of the card in bfloat16, or None where the table of chips lacks it."""
+    from transformer_jax.parallel.chips import find_chip
+
+    chip = find_chip(device)
+    return None if chip is None else chip.peak_flops
 
 
 def make_ids(sizes: dict[str, Any], rows: int) -> Any:

@@ -103,7 +103,9 @@ def test_matrix_units_reach_the_peak_at_the_clock() -> None:
 
 
 @pytest.mark.parametrize(
-    ('kind', 'name'), [('TPU v5 lite', 'v5e'), ('TPU v5', 'v5p'), ('NVIDIA H100 80GB HBM3', 'H100'), ('cpu', None)]
+    ('kind', 'name'),
+    [('TPU v5 lite', 'v5e'), ('TPU v5', 'v5p'), ('NVIDIA H100 80GB HBM3', 'H100')]
+    + [('NVIDIA H100 PCIe', 'H100 PCIe'), ('NVIDIA L40S', 'L40S'), ('NVIDIA L4', 'L4'), ('cpu', None)],
 )
 def test_devices_are_found_by_their_kind(kind: str, name: str | None) -> None:
     chip = find_chip(kind)

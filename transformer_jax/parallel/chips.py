@@ -5,7 +5,7 @@ the one at which the matrix units reach that peak, 2 FLOPs a cell and cycle: 4 u
 v5p and a v4, 4 of 256 x 256 in a v6e; the compiler's own estimates of memory-bound programs agree with it. Interconnect
 is what one chip receives over the two links of one torus axis: its bidirectional figure, halved, over the chip's axes.
 A v4 chip is two devices to the compiler, each with half of it. GPU: the vendor's data sheets of the SXM (H100, H200,
-A100) and PCIe cards, dense bf16 (T4: fp16), boost clock, NVLink in one direction, else PCIe. CPU: nominal, so that
+A100) and PCIe cards (all others), dense bf16 (T4: fp16), boost clock, NVLink in one direction, else PCIe. CPU: nominal, so that
 plans can be compared with each other: two 256-bit multiply-adds a cycle and core, and a share of two memory channels.
 """
 
@@ -34,10 +34,14 @@ CHIPS: dict[str, Chip] = {
     'TPU v5': Chip('v5p', 95 * _GIB, 459e12, 2765e9, 200e9, 1.75e9, True),
     'TPU v4': Chip('v4', 16 * _GIB, 137.5e12, 614e9, 50e9, 1.05e9, True),
     'NVIDIA H200': Chip('H200', 141 * 10**9, 989.4e12, 4.8e12, 450e9, 1.83e9),
+    'NVIDIA H100 PCIe': Chip('H100 PCIe', 80 * 10**9, 756e12, 2e12, 64e9, 1.755e9),
     'NVIDIA H100': Chip('H100', 80 * 10**9, 989.4e12, 3.35e12, 450e9, 1.83e9),
     'NVIDIA A100-SXM4-40GB': Chip('A100 40 GB', 40 * 10**9, 312e12, 1.555e12, 300e9, 1.41e9),
     'NVIDIA A100': Chip('A100 80 GB', 80 * 10**9, 312e12, 2.039e12, 300e9, 1.41e9),
+    'NVIDIA A10': Chip('A10', 24 * 10**9, 125e12, 600e9, 32e9, 1.695e9),
+    'NVIDIA L40S': Chip('L40S', 48 * 10**9, 362e12, 864e9, 32e9, 2.52e9),
     'NVIDIA L4': Chip('L4', 24 * 10**9, 121e12, 300e9, 32e9, 2.04e9),
+    'NVIDIA GeForce RTX 4090': Chip('RTX 4090', 24 * 10**9, 165e12, 1.008e12, 32e9, 2.52e9),
     'Tesla T4': Chip('T4', 16 * 10**9, 65e12, 320e9, 16e9, 1.59e9),
     'cpu': Chip('one core of a CPU, nominal', None, 96e9, 10e9, 10e9, 3e9),
 }
