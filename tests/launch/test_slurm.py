@@ -15,13 +15,13 @@ SETTINGS = {'RUN': '/shared/a run', 'CONFIG': 'configs/quickstart.py:level=full'
 JOB = SETTINGS | {'SLURM_JOB_ID': '17'}
 FLAGS = ['--nodes=1', '--ntasks-per-node=8', '--gpus-per-node=8', '--cpus-per-task=8', '--time=24:00:00']
 SUBMIT = ['sbatch', *FLAGS, '--signal=B:USR1@180', '--export=ALL', SCRIPT]
-# A training that ends as the file `end` says, or with 143 when `scancel` (below) asked for it.
+# A training that ends as the file `end` says, or with 143 when `scancel` (below) asked for it; it outlives no test long.
 _SRUN = """\
 #!/usr/bin/env bash
 trap '' TERM USR1
 cd "$STAND_INS"
 touch started
-while [[ ! -e end && ! -e asked ]]; do sleep 0.02; done
+while [[ ! -e end && ! -e asked ]]; do sleep 0.02; ((SECONDS < 60)) || exit 99; done
 [[ ! -e asked ]] || { sleep 0.3; echo saved >saved; exit 143; }
 exit "$(<end)"
 """
