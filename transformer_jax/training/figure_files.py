@@ -110,7 +110,7 @@ class TensorBoard:
         from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
 
         folder.mkdir(parents=True, exist_ok=True)
-        resumes = any(folder.iterdir())
+        resumes = folder.exists() and any(folder.iterdir())  # an object store has no empty folder
         self._clock, self._next_flush = clock, clock()
         # The process id keeps two starts within one second apart.
         self._events = EventsWriter(os.fspath(folder / 'events'), f'.{os.getpid()}')
