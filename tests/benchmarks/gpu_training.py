@@ -8,8 +8,8 @@ Adam, where PYTHON has torch. One process at a time has the card to itself; ours
 when the minutes are over.
 
 Model FLOP utilisation is the FLOPs of the equations (three times the forward pass: no rematerialisation, attention
-matrices whole) over the peak of the card, which --peak-tflops gives where `parallel/chips.py` lacks it. `--tiny` runs the
-same code on a CPU in a minute.
+matrices whole) over the peak of the card, which --peak-tflops gives where `parallel/chips.py` lacks it. `--tiny` runs
+the same code on a CPU in a minute.
 """
 
 import argparse

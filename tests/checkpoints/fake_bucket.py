@@ -79,7 +79,7 @@ UPLOADS: dict[str, tuple[str, bytes]] = {}  # begun, by id: the object's name an
 class Requests(BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, *_: Any) -> None:
         pass
 
     def do_GET(self) -> None:
@@ -93,7 +93,7 @@ class Requests(BaseHTTPRequestHandler):
                 return
         self.answer(501, {'error': {'code': 501, 'message': f'{self.command} {self.path} is not known here'}})
 
-    do_POST = do_PUT = do_DELETE = do_GET
+    do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815 - as the library calls them
 
     def answer(self, code: int, content: dict[str, Any] | bytes = b'', **headers: str) -> None:
         data = content if isinstance(content, bytes) else json.dumps(content).encode()

@@ -23,7 +23,8 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     )
     deadline = time.monotonic() + 30
     while not (port.exists() and port.read_text()):
-        assert server.poll() is None and time.monotonic() < deadline
+        assert server.poll() is None
+        assert time.monotonic() < deadline
         time.sleep(0.05)
     url = f'http://127.0.0.1:{port.read_text()}'
     names = {'STORAGE_EMULATOR_HOST': url, 'TENSORSTORE_GCS_HTTP_URL': url, 'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'none'}

@@ -15,7 +15,7 @@ SETTINGS = {'RUN': '/shared/a run', 'CONFIG': 'configs/quickstart.py:level=full'
 JOB = SETTINGS | {'SLURM_JOB_ID': '17'}
 FLAGS = ['--nodes=1', '--ntasks-per-node=8', '--gpus-per-node=8', '--cpus-per-task=8', '--time=24:00:00']
 SUBMIT = ['sbatch', *FLAGS, '--signal=B:USR1@180', '--export=ALL', SCRIPT]
-# A training that ends as the file `end` says, or with 143 when `scancel` (below) asked for it; it outlives no test long.
+# A training that ends as the file `end` says, with 143 when `scancel` (below) asked for it, or after a minute.
 _SRUN = """\
 #!/usr/bin/env bash
 trap '' TERM USR1

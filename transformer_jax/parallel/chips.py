@@ -5,8 +5,9 @@ the one at which the matrix units reach that peak, 2 FLOPs a cell and cycle: 4 u
 v5p and a v4, 4 of 256 x 256 in a v6e; the compiler's own estimates of memory-bound programs agree with it. Interconnect
 is what one chip receives over the two links of one torus axis: its bidirectional figure, halved, over the chip's axes.
 A v4 chip is two devices to the compiler, each with half of it. GPU: the vendor's data sheets of the SXM (H100, H200,
-A100) and PCIe cards (all others), dense bf16 (T4: fp16), boost clock, NVLink in one direction, else PCIe. CPU: nominal, so that
-plans can be compared with each other: two 256-bit multiply-adds a cycle and core, and a share of two memory channels.
+A100) and PCIe cards (all others), dense bf16 (T4: fp16), boost clock, NVLink in one direction, else PCIe. CPU: nominal,
+so that plans can be compared with each other: two 256-bit multiply-adds a cycle and core, and a share of two memory
+channels.
 """
 
 from dataclasses import dataclass
