@@ -10,13 +10,15 @@ os.environ.setdefault('JAX_NUMPY_RANK_PROMOTION', 'raise')
 os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import ipaddress
+import resource
 import socket
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis
@@ -120,6 +122,22 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, 'connect', connect)
     monkeypatch.setattr(socket.socket, 'connect_ex', connect_ex)
     monkeypatch.setattr(socket, 'getaddrinfo', getaddrinfo)
+
+
+@pytest.fixture
+def files_no_longer_than() -> Callable[[int], contextlib.AbstractContextManager[None]]:
+    """A stretch in which writing beyond so many bytes of a file fails, as on a full disk."""
+
+    @contextlib.contextmanager
+    def limit(size: int) -> Iterator[None]:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limit
 
 
 @pytest.fixture(autouse=True)

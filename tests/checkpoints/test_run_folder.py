@@ -67,7 +67,7 @@ def test_a_folder_with_something_else_is_refused_and_left_as_it_is(tmp_path):
 
 
 def test_what_a_killed_start_leaves_does_not_stop_the_next(tmp_path):
-    for name in ('run.lock', 'owner.json', 'config.json.writing'):
+    for name in ('run.lock', 'owner.json', 'owner.json.writing', 'config.json.writing'):
         (tmp_path / name).write_text('')
     with start(tmp_path) as folder:
         assert folder.read_config() == {'seed': 0}

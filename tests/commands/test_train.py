@@ -235,6 +235,16 @@ def test_a_start_that_found_no_pair_to_train_on_leaves_the_folder_to_another_con
     assert describe_files(run) == before
 
 
+@pytest.mark.parametrize(('size', 'name'), [(40, 'owner.json'), (2_000, 'config.json'), (100_000, 'vocabulary')])
+def test_a_start_that_met_a_full_disk_says_where_and_goes_on_when_there_is_room(
+    tmp_path: Path, files_no_longer_than: Any, size: int, name: str
+) -> None:
+    run = tmp_path / 'run'
+    with files_no_longer_than(size), pytest.raises(OSError, match=f'File too large.*{run / name}'):
+        start(CONFIG, run)
+    assert len(start(CONFIG, run)) == 1
+
+
 def write_config(path: Path) -> Path:
     lines = ''.join(f'    config.{name} = {value!r}\n' for name, value in CHANGES.items())
     path.write_text(

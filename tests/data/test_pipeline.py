@@ -434,6 +434,16 @@ def test_a_stopped_preparation_leaves_nothing_that_is_taken_for_done(tmp_path):
     assert not list(tmp_path.glob('.*.writing'))
 
 
+def test_a_full_disk_leaves_nothing_that_is_taken_for_done(tmp_path, files_no_longer_than):
+    source = NumberSource(300)
+    # Room for the offsets, 2.5 kB, and not for the ids.
+    with files_no_longer_than(4000), pytest.raises(OSError, match=r'File too large.*train-'):
+        make_prepared(tmp_path, source)
+    assert not list(tmp_path.glob('train-*'))
+    prepared = make_prepared(tmp_path, source)
+    assert [prepared.target_ids(index).tolist() for index in range(300)] == [target for _, target in source.pairs]
+
+
 @pytest.mark.parametrize('damage', ['cut', 'high id', 'offsets', 'description'])
 def test_damaged_prepared_files_are_refused(tmp_path, damage):
     folder = make_prepared(tmp_path, NumberSource(50)).folder

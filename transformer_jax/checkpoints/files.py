@@ -52,8 +52,12 @@ def write_whole(path: epath.Path, text: str) -> None:
         path.write_text(text, encoding='utf-8')
         return
     unfinished = path.parent / f'{path.name}.writing'
-    unfinished.write_text(text, encoding='utf-8')
-    sync_to_disk(unfinished)
+    try:
+        unfinished.write_text(text, encoding='utf-8')
+        sync_to_disk(unfinished)
+    except OSError as error:
+        error.filename = error.filename or os.fspath(path)  # a full disk does not say which one
+        raise
     unfinished.replace(path)
     sync_to_disk(path.parent)
 

@@ -231,7 +231,8 @@ class RunFolder:
     def _refuse_foreign(self) -> None:
         if not self.path.exists() or self.config.exists():
             return
-        ours = {'run.lock', 'owner.json', 'config.json.writing'}  # a start that was killed leaves no more than these
+        # A start that was killed, or met a full disk, leaves no more than these.
+        ours = {'run.lock', 'owner.json', 'owner.json.writing', 'config.json.writing'}
         if any(entry.name not in ours for entry in self.path.iterdir()):
             raise RunFolderError(
                 f'{self.path} is not empty and holds no run (no config.json); {_contents(self.path)}. '

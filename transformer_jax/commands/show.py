@@ -15,7 +15,7 @@ from transformer_jax.config import Config, ConfigError, walk
 from transformer_jax.data import make_source
 from transformer_jax.data.pipeline import TrainingBatches
 from transformer_jax.data.prepared import prepare
-from transformer_jax.data.vocabulary import load_vocabulary
+from transformer_jax.data.vocabulary import holds_vocabulary, load_vocabulary
 from transformer_jax.models.interface import Model
 from transformer_jax.overlay import config_to_dict, fixed_differences
 from transformer_jax.parallel.mesh import SEQUENCE, make_mesh, num_data_shards
@@ -47,7 +47,7 @@ def describe(config: Config, run_dir: str | os.PathLike[str] | None) -> Iterator
 def build_model(config: Config, run_dir: str | os.PathLike[str] | None) -> Model:
     """The model with the run's own vocabulary, or with the size that the config asks for before there is one."""
     folder = None if run_dir is None else RunFolder(run_dir)
-    if folder is not None and folder.vocabulary.exists():
+    if folder is not None and holds_vocabulary(folder.vocabulary):
         vocabulary = load_vocabulary(folder.vocabulary)
         size, start_id = vocabulary.size, vocabulary.start_id
     else:
@@ -96,7 +96,7 @@ def find_batches(
     """The batches of a run whose data are prepared; None for any other. Writes nothing."""
     folder = None if run_dir is None else RunFolder(run_dir)
     cache = None if folder is None else epath.Path(config.data.cache_dir or folder.data)
-    if folder is None or cache is None or not folder.vocabulary.exists() or not list(cache.glob('train-*')):
+    if folder is None or cache is None or not holds_vocabulary(folder.vocabulary) or not list(cache.glob('train-*')):
         return None
     vocabulary = load_vocabulary(folder.vocabulary)
     prepared = prepare(make_source(config, report), 'train', vocabulary, cache, progress=False, report=report)

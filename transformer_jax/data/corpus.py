@@ -11,7 +11,7 @@ from etils import epath
 from transformer_jax.config import Config, ConfigError
 from transformer_jax.data import Pair, Source, make_source
 from transformer_jax.data.prepared import Prepared, prepare
-from transformer_jax.data.vocabulary import Vocabulary, load_vocabulary
+from transformer_jax.data.vocabulary import Vocabulary, holds_vocabulary, load_vocabulary
 from transformer_jax.data.vocabulary_training import make_vocabulary
 
 
@@ -65,7 +65,7 @@ def open_corpus(
     `source` is the one that the config names, where it is open already.
     """
     source = source or make_source(config, report)
-    if vocabulary_folder.exists():
+    if holds_vocabulary(vocabulary_folder):
         vocabulary = load_vocabulary(vocabulary_folder)
     else:
         vocabulary = make_vocabulary(config.vocabulary, source, report=report)

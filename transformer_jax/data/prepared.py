@@ -89,7 +89,11 @@ def prepare(
             if not folder.exists():
                 writing = cache / f'.{folder.name}.writing'
                 shutil.rmtree(writing, ignore_errors=True)  # what a killed process left; nobody else holds the lock
-                _write(writing, source, split, vocabulary, progress)
+                try:
+                    _write(writing, source, split, vocabulary, progress)
+                except OSError as error:
+                    error.filename = error.filename or str(writing)  # a full disk does not say which one
+                    raise
                 writing.replace(folder)
                 _report_made(folder, report)
     return Prepared(folder, vocabulary)
@@ -117,7 +121,7 @@ def _write(folder: Path, source: 'Source', split: str, vocabulary: Vocabulary, p
                 ids = np.fromiter(itertools.chain.from_iterable(lines), np.int64)
                 _check_encoded(f'{side} side of the {split} split', pairs[0].id, counts, ids, vocabulary)
                 lengths[side].append(counts)
-                ids.astype(dtype).tofile(file)
+                file.write(ids.astype(dtype).tobytes())  # numpy's tofile loses ids on a full disk and says nothing
             num_blank += sum(not (inputs and targets) for inputs, targets in zip(*encoded, strict=True))
             bar.update(len(pairs))
     num_pairs = sum(map(len, lengths['source']))

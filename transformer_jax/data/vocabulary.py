@@ -7,6 +7,7 @@
 import abc
 import hashlib
 import json
+import os
 import re
 from collections.abc import Sequence
 
@@ -64,18 +65,24 @@ class Vocabulary(abc.ABC):
         return [self.piece(int(token)) for token in ids]
 
     def save(self, folder: str | epath.Path) -> None:
-        """Writes the vocabulary into a folder; a folder that holds another vocabulary is refused."""
+        """Writes the vocabulary into a folder, whole or not at all; one that holds another vocabulary is refused."""
         folder = epath.Path(folder)
-        if (folder / DESCRIPTION_FILE).exists():
+        if holds_vocabulary(folder):
             if (there := load_vocabulary(folder).fingerprint) != self.fingerprint:
                 raise ValueError(f'{folder} holds another vocabulary ({there[:12]}, not {self.fingerprint[:12]})')
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in self.files().items():
-            (folder / name).write_bytes(content)
         names = ('kind', 'size', 'pad_id', 'eos_id', 'unk_id', 'bos_id', 'start_id', 'fingerprint')
-        description = {name: getattr(self, name) for name in names}
-        (folder / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1) + '\n')
+        description = json.dumps({name: getattr(self, name) for name in names}, indent=1) + '\n'
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # The description comes last, under its name only when it is whole: where it is, all the others are.
+            for name, content in (self.files() | {DESCRIPTION_FILE: description.encode()}).items():
+                unfinished = folder / f'{name}.writing'
+                unfinished.write_bytes(content)
+                unfinished.replace(folder / name)
+        except OSError as error:
+            error.filename = error.filename or os.fspath(folder)  # a full disk does not say which one
+            raise
 
     def _decode_one(self, sequence: Sequence[int]) -> str:
         kept = []
@@ -183,6 +190,11 @@ class MarianVocabulary(Vocabulary):
     def _join(self, ids: list[int]) -> str:
         # Pieces that only the source model has come back as they are spelled, word marks included.
         return self._target.decode_pieces([self._pieces[token] for token in ids]).replace('\u2581', ' ').strip(' ')
+
+
+def holds_vocabulary(folder: str | epath.Path) -> bool:
+    """Whether `save` has finished in this folder: what a killed process or a full disk has left is none."""
+    return (epath.Path(folder) / DESCRIPTION_FILE).exists()
 
 
 def load_vocabulary(folder: str | epath.Path) -> Vocabulary:
