@@ -1,10 +1,11 @@
 """Memory and time of exact attention on CPU: `dense` beside `blockwise`, whole and with a window.
 
-    python tests/benchmarks/attention_speed.py [--rounds 5]
+    python tests/benchmarks/attention_speed.py [--rounds 5] [--only memory times window growth]
 
 B=1, N=8, H=64, float32. Memory is the compiler's own account of temporary buffers; nothing runs for it. Times are of
-rounds in turns (A B C A B C), so that a drifting or busy machine slows all alike: read the ratios. The dense pass at
-8,192 takes 4 GiB.
+rounds in turns (A B C A B C), so that a drifting or busy machine slows all alike: read the ratios, of the wall's time
+and of the CPU's, which other work on the machine changes less. The dense pass at 8,192 takes 4 GiB, with its gradients
+12.
 """
 
 import argparse
@@ -68,17 +69,17 @@ class Program(NamedTuple):
         return *heads, jnp.ones((1, self.length), jnp.int32), jnp.arange(self.length)[None]
 
 
-def time_in_turns(programs: dict[str, Program], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each program, round by round, after one call of each that compiles it."""
+def time_in_turns(programs: dict[str, Program], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Seconds of the wall and of the CPU, of each program round by round, after one call of each that compiles it."""
     ready = {label: (program.build(), program.arrays()) for label, program in programs.items()}
     for function, arrays in ready.values():
         jax.block_until_ready(function(*arrays))
-    seconds: dict[str, list[float]] = {label: [] for label in ready}
+    seconds: dict[str, list[tuple[float, float]]] = {label: [] for label in ready}
     for _ in range(rounds):
         for label, (function, arrays) in ready.items():
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.process_time()
             jax.block_until_ready(function(*arrays))
-            seconds[label].append(time.perf_counter() - start)
+            seconds[label].append((time.perf_counter() - start, time.process_time() - cpu))
     return seconds
 
 
@@ -101,37 +102,67 @@ def print_times(title: str, base: str, programs: dict[str, Program], rounds: int
     print(f'\n{title} (machine in use beforehand: {turns.busy_share():.0%})')
     seconds = time_in_turns(programs, rounds)
     for label, own in seconds.items():
-        ratios = sorted(mine / other for mine, other in zip(own, seconds[base], strict=True))
+        pairs = list(zip(own, seconds[base], strict=True))
+        ratios = sorted(mine[0] / other[0] for mine, other in pairs)
+        by_cpu = statistics.median(mine[1] / other[1] for mine, other in pairs)
         print(
-            f'{label:44} median {statistics.median(own):7.3f} s, of {base}: '
-            f'{ratios[0]:.3f} / {statistics.median(ratios):.3f} / {ratios[-1]:.3f} (least / median / greatest)'
+            f'{label:44} median {statistics.median(wall for wall, _ in own):7.3f} s, of {base}: '
+            f'{ratios[0]:.3f} / {statistics.median(ratios):.3f} / {ratios[-1]:.3f} (least / median / greatest), '
+            f'{by_cpu:.3f} by CPU seconds',
+            flush=True,
         )
 
 
-def main() -> None:
-    """Prints the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('--rounds', type=int, default=5)
-    rounds = parser.parse_args().rounds
-    print(f'jax {jax.__version__}, {jax.devices()[0].device_kind}')
-    print_memory()
+def print_window(rounds: int) -> None:
+    """A window at 8k beside the whole dense pass."""
+    for backward in (False, True):
+        programs = {
+            'dense': Program('dense', 8192, backward),
+            f'blockwise, window {WINDOW}': Program('blockwise', 8192, backward, window=WINDOW),
+        }
+        print_times(f'8,192, {_passes(backward)}', 'dense', programs, rounds)
+
+
+def print_growth(rounds: int) -> None:
+    """A window at 16k beside itself at 8k."""
+    for backward in (False, True):
+        growing = {
+            f'{length:,}, window {WINDOW}': Program('blockwise', length, backward, window=WINDOW)
+            for length in (8192, 16384)
+        }
+        print_times(f'A window of {WINDOW}, {_passes(backward)}', next(iter(growing)), growing, rounds)
+
+
+def print_whole(rounds: int) -> None:
+    """All of 4k, beside the dense pass."""
     for backward in (False, True):
         at_4k = {
             'dense': Program('dense', 4096, backward),
             'blockwise': Program('blockwise', 4096, backward),
             'blockwise, causal': Program('blockwise', 4096, backward, causal=True),
         }
-        print_times(f'4,096, {"forward and backward" if backward else "forward"}', 'dense', at_4k, rounds)
-    narrow = Program('blockwise', 8192, False, window=WINDOW)
-    at_8k = {'dense': Program('dense', 8192, False), f'blockwise, window {WINDOW}': narrow}
-    print_times('8,192, forward', 'dense', at_8k, min(rounds, 3))
-    for backward in (False, True):
-        growing = {
-            f'{length:,}, window {WINDOW}': narrow._replace(length=length, backward=backward)
-            for length in (8192, 16384)
-        }
-        title = f'A window of {WINDOW}, {"forward and backward" if backward else "forward"}'
-        print_times(title, next(iter(growing)), growing, rounds)
+        print_times(f'4,096, {_passes(backward)}', 'dense', at_4k, rounds)
+
+
+def _passes(backward: bool) -> str:
+    return 'forward and backward' if backward else 'forward'
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--rounds', type=int, default=5)
+    tables = ('memory', 'times', 'window', 'growth')
+    parser.add_argument('--only', nargs='+', choices=tables, default=tables)
+    options = parser.parse_args()
+    print(f'jax {jax.__version__}, {jax.devices()[0].device_kind}')
+    if 'memory' in options.only:
+        print_memory()
+    for name, show in {'times': print_whole, 'growth': print_growth}.items():
+        if name in options.only:
+            show(options.rounds)
+    if 'window' in options.only:
+        print_window(min(options.rounds, 3))
 
 
 if __name__ == '__main__':

@@ -1,15 +1,18 @@
 """Linear and random-feature attention: time and memory when the length doubles, and the cost of a decode step.
 
-    python tests/benchmarks/linear_attention.py [--lengths 4096 8192] [--repeats 5]
+    python tests/benchmarks/linear_attention.py [--lengths 4096 8192] [--repeats 9]
 
-Forward and backward of one causal layer, B=1, N=8, H=64, float32, and the same with every position visible. Times are
-the best of the repeats, the lengths taking turns; memory is the compiler's own account of what is temporary. A decode
-step reads one row into the state after `--positions` rows.
+Forward and backward of one causal layer, B=1, N=8, H=64, float32, and the same with every position visible. The lengths
+take turns; a growth is the median over the turns of the long one's time by the short one's, of the wall's time and of
+the CPU's, which other work on the machine changes less. Memory is the compiler's own account of what is temporary. A
+decode step reads one row into the state after `--positions` rows.
 """
 
 import argparse
+import statistics
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,16 +63,33 @@ def compile_step(variant: Variant, kind: str, position: int) -> Any:
     return lambda: jax.block_until_ready(extend(state, *new))
 
 
-def best_of(calls: list[Any], repeats: int, times: int = 1) -> list[float]:
-    """The least seconds of each call; the calls take turns, `times` at a time."""
-    best = [float('inf')] * len(calls)
+class Growth(NamedTuple):
+    """Medians over the turns of two calls."""
+
+    first: float  # seconds
+    second: float
+    times: float  # second by first
+    cpu_times: float
+
+
+def in_turns(calls: Sequence[Any], repeats: int, times: int = 1) -> Growth:
+    """The growth from the first call to the second, which take turns, `times` calls a turn."""
+    turns = []
     for _ in range(repeats):
-        for place, call in enumerate(calls):
-            start = time.perf_counter()
+        turn = []
+        for call in calls:
+            start, cpu = time.perf_counter(), time.process_time()
             for _ in range(times):
                 call()
-            best[place] = min(best[place], (time.perf_counter() - start) / times)
-    return best
+            turn += [(time.perf_counter() - start) / times, (time.process_time() - cpu) / times]
+        turns.append(turn)
+    first, first_cpu, second, second_cpu = zip(*turns, strict=True)
+    return Growth(
+        statistics.median(first),
+        statistics.median(second),
+        statistics.median(b / a for a, b in zip(first, second, strict=True)),
+        statistics.median(b / a for a, b in zip(first_cpu, second_cpu, strict=True)),
+    )
 
 
 def main() -> None:
@@ -77,30 +97,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--lengths', type=int, nargs=2, default=[4096, 8192])
     parser.add_argument('--positions', type=int, nargs=2, default=[100, 4000])
-    parser.add_argument('--repeats', type=int, default=5)
+    parser.add_argument('--repeats', type=int, default=9)
     options = parser.parse_args()
     short, long = options.lengths
     print(f'{jax.devices()[0].device_kind}, jax {jax.__version__}; forward and backward, B=1, N=8, H=64, float32\n')
-    print(f'| kind | visible | ms at {short} | ms at {long} | times | MiB at {short} | MiB at {long} | times |')
-    print('|---|---|---|---|---|---|---|---|')
+    print(f'| kind | visible | ms at {short} | ms at {long} | times | CPU times | MiB at {short} | at {long} | times |')
+    print('|---|---|---|---|---|---|---|---|---|')
     for kind, variant in VARIANTS.items():
         for causal in (True, False):
             calls, memory = zip(*(compile_training(variant, kind, n, causal) for n in options.lengths), strict=True)
-            best_of(list(calls), 1)
-            seconds = best_of(list(calls), options.repeats)
+            in_turns(calls, 1)
+            grown = in_turns(calls, options.repeats)
             print(
-                f'| {kind} | {"causal" if causal else "all"} | {seconds[0] * 1e3:.0f} | {seconds[1] * 1e3:.0f} '
-                f'| {seconds[1] / seconds[0]:.2f} | {memory[0] / MIB:.0f} | {memory[1] / MIB:.0f} '
+                f'| {kind} | {"causal" if causal else "all"} | {grown.first * 1e3:.0f} | {grown.second * 1e3:.0f} '
+                f'| {grown.times:.2f} | {grown.cpu_times:.2f} | {memory[0] / MIB:.0f} | {memory[1] / MIB:.0f} '
                 f'| {memory[1] / memory[0]:.2f} |',
                 flush=True,
             )
     early, late = options.positions
-    print(f'\n| kind | us a step at {early} | us a step at {late} | times |\n|---|---|---|---|')
+    print(f'\n| kind | us a step at {early} | us a step at {late} | times | CPU times |\n|---|---|---|---|---|')
     for kind, variant in VARIANTS.items():
-        calls = [compile_step(variant, kind, position) for position in options.positions]
-        seconds = best_of(calls, 5 * options.repeats, times=20)
+        steps = [compile_step(variant, kind, position) for position in options.positions]
+        grown = in_turns(steps, 5 * options.repeats, times=20)
         print(
-            f'| {kind} | {seconds[0] * 1e6:.0f} | {seconds[1] * 1e6:.0f} | {seconds[1] / seconds[0]:.2f} |', flush=True
+            f'| {kind} | {grown.first * 1e6:.0f} | {grown.second * 1e6:.0f} | {grown.times:.2f} '
+            f'| {grown.cpu_times:.2f} |',
+            flush=True,
         )
 
 
