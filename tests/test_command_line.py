@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 import transformer_jax.__main__ as command_line
+from transformer_jax.checking import Finding
 from transformer_jax.checkpoints.digests import CheckpointError
+from transformer_jax.commands import check as check_command
 from transformer_jax.commands import translate as translate_command
 from transformer_jax.config import ConfigError
 from transformer_jax.decoding.translator import Translation
@@ -120,6 +122,59 @@ def test_longer_texts_than_in_training_are_translated_where_no_parameter_counts_
         changes = [f'--config.model.max_length={longest}', '--method', 'greedy']
         assert run('translate', '--run', trained, *changes) == 0
         assert (f'longer than {longest} subwords'.encode() in capfdbinary.readouterr().err) == cut
+
+
+@pytest.mark.slow
+def test_other_attention_on_trained_weights_says_what_it_changes(trained, capsys):
+    common = ['evaluate', '--run', trained, '--config.evaluation.bleu=true', '--config.decoding.method=greedy']
+    assert run(*common, '--config.model.attention.impl=blockwise') == 0
+    exact = capsys.readouterr().out
+    assert run(*common, '--config.model.attention.window=1', '--config.model.cross.window=none') == 0
+    other = capsys.readouterr().out
+    for text in (exact, other):
+        assert 'beside the model as it was trained' in text
+        assert 'BLEU: ' in text.partition('KL of the output distribution')[2]
+    divergences = [float(text.partition('KL of the output distribution: ')[2].split()[0]) for text in (exact, other)]
+    assert abs(divergences[0]) < 1e-6
+    assert divergences[1] > 1e-6
+    assert run('evaluate', '--run', trained, '--config.model.attention.kind=additive') == 2
+    assert 'needs other parameters than were trained' in capsys.readouterr().err
+
+
+def test_check_ends_with_1_where_a_check_failed(capsys, monkeypatch):
+    findings = [Finding('cross', 'values', 1e-7, 5e-6), Finding('model', 'packing', None, 1e-5, 'it can not')]
+    for more, code in (([], 0), ([Finding('cross', 'gradients', 1e-3, 5e-6)], 1)):
+        monkeypatch.setattr(check_command, 'check_config', lambda config, more=more: [*findings, *more])
+        assert run('check', SMALL[0]) == code
+        printed = capsys.readouterr().out
+        assert f'1 checks passed, {code} failed, 1 not run' in printed
+        assert printed.count('FAILED') == code
+
+
+@pytest.mark.slow
+def test_check_tells_right_from_wrong(capsys, monkeypatch, tmp_path):
+    (tmp_path / 'forgetful.py').write_text(
+        'import dataclasses\n'
+        'from transformer_jax.attention.dense import DENSE, dense_attention\n'
+        'def attend(q, k, v, mask, options):\n'
+        '    return dense_attention(q, k, v, dataclasses.replace(mask, causal=False), options)\n'
+        'forgetful = DENSE._replace(function=attend)\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert run('check', *SMALL) == 0
+    printed = capsys.readouterr().out
+    assert ' 0 failed' in printed
+    for line in (
+        'values', 'gradients', 'hidden keys have no influence', 'a row that sees nothing gives zeros',
+        'padding may hold anything', 'packed segments are as if alone', 'more padding changes nothing',
+        'packed pairs are as if alone', 'cached decoding is the full pass', '1 device = 8 devices',
+        'later targets change nothing before them',
+    ):  # fmt: skip
+        assert line in printed
+    assert run('check', *SMALL, '--config.model.attention.kind=forgetful:forgetful') == 1
+    failed = [line for line in capsys.readouterr().out.splitlines() if 'FAILED' in line]
+    assert any('hidden keys have no influence' in line for line in failed)
+    assert any('later targets change nothing' in line for line in failed)
 
 
 def test_averages_are_taken_as_checkpoints(trained, capfdbinary, standard_input, tmp_path):
