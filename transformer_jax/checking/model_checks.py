@@ -178,14 +178,14 @@ def _check_decoding(model: Model, params: Params, batch: Batch) -> Finding:
     lengths = np.minimum(np.array(TARGETS), 3).astype(np.int32)
 
     @jax.jit
-    def begin(params: Params) -> tuple[Array, Any]:
+    def begin(params: Params, batch: Batch) -> tuple[Array, Any]:
         memory = model.encode(params, batch.inputs, batch.input_segment_ids, batch.input_positions)
         return model.prefill(
             params, jnp.asarray(inputs[:, :3]), jnp.asarray(lengths), model.init_decode(params, memory, length + 3)
         )
 
     step = jax.jit(model.decode_step)
-    logits, cache = begin(params)
+    logits, cache = begin(params, batch)
     errors = [
         np.abs(np.asarray(logits)[row, :count] - expected[row, :count]).max() for row, count in enumerate(lengths)
     ]
