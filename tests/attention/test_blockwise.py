@@ -103,7 +103,7 @@ def test_block_size_changes_nothing(block_size: int, name: str) -> None:
         oracles.assert_close(ours, whole, 2e-6)
 
 
-@pytest.mark.parametrize('length', [1, 63, 64, 65, 127, 128, 192])
+@pytest.mark.parametrize('length', [1, 63, 64, 65, 127, 128, 192, 320])
 def test_lengths_around_whole_blocks_with_padding(length: int) -> None:
     real = max(1, length - 3)
     segments = jnp.asarray((np.arange(length) < real).astype(np.int32))[None].repeat(2, 0).at[0].set(1)

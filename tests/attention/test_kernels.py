@@ -140,7 +140,7 @@ def test_what_nobody_looks_at_never_leaks(function: Any, name: str) -> None:
         jax.tree.map(np.testing.assert_array_equal, poisoned, clean)
 
 
-@pytest.mark.parametrize('length', [1, 63, 64, 65, 127, 192])
+@pytest.mark.parametrize('length', [1, 63, 64, 65, 127, 128, 192, 320])
 def test_lengths_around_whole_tiles_with_padding(length: int) -> None:
     segments = jnp.asarray((np.arange(length) < max(1, length - 3)).astype(np.int32))[None]
     positions = jnp.arange(length)[None]
