@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,11 @@ import transformer_jax.__main__ as command_line
 from transformer_jax.checking import Finding
 from transformer_jax.checkpoints.digests import CheckpointError
 from transformer_jax.commands import check as check_command
+from transformer_jax.commands import evaluate as evaluate_command
 from transformer_jax.commands import translate as translate_command
 from transformer_jax.config import ConfigError
 from transformer_jax.decoding.translator import Translation
+from transformer_jax.evaluation.evaluator import Evaluator, Result
 
 ROOT = Path(__file__).parent.parent
 SMALL = [
@@ -87,6 +90,53 @@ def test_evaluate_scores_every_pair_and_shows_examples(trained, capsys):
     assert run('evaluate', '--run', trained, '--config.decoding.method=greedy') == 0
     assert len(list((trained / 'evaluations').iterdir())) == len(first) + 1  # nothing was replaced
     assert len((first[0] / 'test.hypotheses.txt').read_bytes().decode().split('\n')) == 12
+
+
+class QuickEvaluator(Evaluator):
+    """Gives figures without looking at the model."""
+
+    def __call__(self, params):
+        self.hypotheses = ['x y'] * len(self._pairs)
+        return Result('test', len(self._pairs), 40, 30, nll=41.0)
+
+
+@pytest.fixture
+def evaluated_at_once(monkeypatch):
+    def make(config, model, corpus, split):
+        return QuickEvaluator(model, corpus.prepared(split), corpus.pairs(split), corpus.vocabulary, batch_tokens=64)
+
+    monkeypatch.setattr(evaluate_command, 'make_evaluator', make)
+
+
+@pytest.mark.usefixtures('evaluated_at_once')
+def test_scores_go_elsewhere_where_a_run_may_not_be_written(trained, capsys, tmp_path, monkeypatch):
+    folder = tmp_path / 'run'
+    shutil.copytree(trained, folder, ignore=shutil.ignore_patterns('evaluations'))
+    (folder / 'evaluations').write_text('in the way')  # where permissions do not bind root
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+    assert run('evaluate', '--run', folder, '--examples', 3) == 0
+    captured = capsys.readouterr()
+    assert 'test: 11 pairs' in captured.out
+    assert captured.out.count('translation: x y\nreference: ') == 3
+    (kept,) = tmp_path.glob('evaluation_*')
+    assert 'evaluations/test_step_4 could not be written: Not a directory\nthe scores, the ' in captured.err
+    assert captured.err.endswith(f' are in {kept}\n')
+    assert (kept / 'test.hypotheses.txt').read_text() == 'x y\n' * 11
+
+
+@pytest.mark.usefixtures('evaluated_at_once')
+def test_scores_are_shown_where_nothing_can_be_written(trained, capsys, tmp_path, files_no_longer_than):
+    folder = tmp_path / 'run'
+    shutil.copytree(trained, folder, ignore=shutil.ignore_patterns('evaluations'))
+    assert run('evaluate', '--run', folder) == 0
+    before = list((folder / 'evaluations').iterdir())
+    capsys.readouterr()
+    with files_no_longer_than(150):
+        assert run('evaluate', '--run', folder) == 1
+    captured = capsys.readouterr()
+    assert 'test: 11 pairs' in captured.out
+    assert captured.err.endswith('transformer-jax evaluate: [Errno 27] File too large\n')
+    assert list((folder / 'evaluations').iterdir()) == before
 
 
 def test_a_split_that_the_data_lack_is_refused_by_name(trained, capsys):
@@ -316,10 +366,14 @@ def test_every_verb_checks_the_whole_config(verb, trained, standard_input, capsy
         assert not (tmp_path / 'new').exists()
 
 
-def test_no_run_no_output_and_an_output_that_exists(trained, capsys, standard_input, tmp_path):
+def test_no_run_no_output_and_an_output_that_exists(trained, capsys, standard_input, tmp_path, monkeypatch):
     assert run('translate', '--run', tmp_path / 'none') == 2
     assert 'there is no run folder' in capsys.readouterr().err
     (tmp_path / 'mine').write_text('precious')
+    with monkeypatch.context() as patch:
+        patch.setattr(os, 'access', lambda path, mode: False)
+        assert run('translate', '--run', trained, '--output', tmp_path / 'out') == 2
+    assert f'{tmp_path}, which may not be written' in capsys.readouterr().err
     standard_input(b'a\n')
     assert run('translate', '--run', trained, '--output', tmp_path / 'mine') == 2
     assert (tmp_path / 'mine').read_text() == 'precious'

@@ -221,7 +221,9 @@ def test_translations_are_scored_against_raw_lines_and_saved(model, params, voca
     evaluator = Evaluator(
         model, prepared, pairs, vocabulary, batch_tokens=64, translator=translator, target_language='de'
     )
-    result = evaluator(params, folder=tmp_path / 'out')
+    result = evaluator(params)
+    evaluator.write(tmp_path / 'out', result)
+    assert evaluator.hypotheses == hypotheses
     references = [pair.target for pair in pairs]
     assert result.scores[:2] == (sacrebleu_score(hypotheses, references), chrf_score(hypotheses, references))
     assert result.scores[2].name == SPLIT_BLEU

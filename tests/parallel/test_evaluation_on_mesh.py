@@ -42,8 +42,9 @@ def evaluate(config: MeshConfig | None, folder: Path, tie_embeddings: str = 'all
     translator = Translator(model, {}, vocabulary, DecodingConfig(beam_size=3, batch_size=12, max_extra_length=3))
     prepared = prepare_pairs(pairs, vocabulary, folder / 'ids')
     evaluator = Evaluator(model, prepared, pairs, vocabulary, batch_tokens=200, translator=translator, mesh=mesh)
-    evaluator(params, folder=folder)
-    return evaluator.score_pairs(params), (folder / 'test.hypotheses.txt').read_text()
+    evaluator(params)
+    assert evaluator.hypotheses is not None
+    return evaluator.score_pairs(params), '\n'.join(evaluator.hypotheses)
 
 
 @pytest.mark.slow

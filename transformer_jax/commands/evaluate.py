@@ -1,7 +1,9 @@
 """The verb `evaluate`: a run on one split of its data, or of other data."""
 
+import contextlib
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from etils import epath
@@ -9,8 +11,10 @@ from etils import epath
 from transformer_jax.commands.evaluator import make_evaluator, say
 from transformer_jax.commands.validation import open_checked_run
 from transformer_jax.config import ConfigError
+from transformer_jax.data.batch import Pair
 from transformer_jax.data.corpus import open_corpus
 from transformer_jax.evaluation.comparison import Comparison, divergence, require_same_parameters
+from transformer_jax.evaluation.evaluator import Evaluator, Result
 
 
 def evaluate_run(
@@ -36,11 +40,13 @@ def evaluate_run(
     name = f'step {known["step"]:,}' if known.get('step') is not None else f'the parameters in {checkpoint}'
     say(f'evaluating {name} on {split}')
     evaluator = make_evaluator(run.config, run.model, corpus, split)
-    folder = _new_folder(run.folder.evaluations, split, known)
-    result = evaluator(params, folder=folder)
-    if num_examples:
-        _print_examples(folder, split, [pair.source for pair in corpus.pairs(split, num_examples)])
-    print(result.format())
+    result = evaluator(params)
+    try:
+        folder = _keep(evaluator, result, _new_folder(run.folder.evaluations, split, known))
+    finally:  # what took minutes is shown whatever became of the files
+        if num_examples:
+            _print_examples(corpus.pairs(split, num_examples), evaluator.hypotheses or [])
+        print(result.format(), flush=True)
     if run.config.model != run.trained_config.model:
         trained = make_evaluator(run.config, run.trained_model, corpus, split)
         apart = divergence(run.trained_model, run.model, params, evaluator.batches())
@@ -57,9 +63,19 @@ def _new_folder(evaluations: epath.Path, split: str, known: Mapping[str, Any]) -
     return folder
 
 
-def _print_examples(folder: epath.Path, split: str, sources: list[str]) -> None:
-    hypotheses, references = (
-        (folder / f'{split}.{name}.txt').read_bytes().decode().split('\n') for name in ('hypotheses', 'references')
-    )
-    for source, hypothesis, reference in zip(sources, hypotheses, references, strict=False):
-        print(f'source:      {source}\ntranslation: {hypothesis}\nreference:   {reference}\n')
+def _keep(evaluator: Evaluator, result: Result, folder: epath.Path) -> epath.Path:
+    """Writes the files of an evaluation and returns where: into a temporary folder where the run may only be read."""
+    try:
+        evaluator.write(folder, result)
+    except OSError as error:
+        say(f'{folder} could not be written: {error.strerror or error}')
+        with contextlib.suppress(OSError):
+            folder.rmtree()
+        folder = epath.Path(tempfile.mkdtemp(prefix='evaluation_'))
+        evaluator.write(folder, result)
+    return folder
+
+
+def _print_examples(pairs: Sequence[Pair], hypotheses: Sequence[str]) -> None:
+    for pair, hypothesis in zip(pairs, hypotheses, strict=False):
+        print(f'source:      {pair.source}\ntranslation: {hypothesis}\nreference:   {pair.target}\n')

@@ -13,6 +13,7 @@ from typing import IO
 
 from etils import epath
 
+from transformer_jax.checkpoints.files import is_local
 from transformer_jax.commands.evaluator import say
 from transformer_jax.config import ConfigError
 from transformer_jax.data.text_files import read_lines
@@ -59,6 +60,8 @@ def check_output(name: str, *, force: bool) -> None:
         raise ValueError(f'the output {name} exists; --force replaces it')
     if not path.parent.is_dir():
         raise ValueError(f'the output {name} is to lie in {path.parent}, which is no folder')
+    if is_local(path) and not os.access(path.parent, os.W_OK):
+        raise ValueError(f'the output {name} is to lie in {path.parent}, which may not be written')
 
 
 @contextlib.contextmanager

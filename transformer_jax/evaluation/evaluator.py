@@ -178,6 +178,7 @@ class Evaluator:
         self._prepared, self._pairs, self._vocabulary = prepared, list(pairs), vocabulary
         self._batch_tokens, self._mesh = batch_tokens, mesh
         self._pause = pause
+        self.hypotheses: list[str] | None = None  # the translations of the last call
         self._translator, self._target_language = translator, target_language
         self._pose = jax.jit(self._pose_program)
         self._score_tokens = jax.jit(
@@ -185,12 +186,12 @@ class Evaluator:
             out_shardings=None if mesh is None else replicated(mesh),
         )
 
-    def __call__(self, params: Params, *, folder: epath.PathLike | None = None) -> Result:
-        """Scores every pair once. `folder` also takes the translations, the raw references and the result as files."""
+    def __call__(self, params: Params) -> Result:
+        """Scores every pair once."""
         with self._on_mesh():
-            return self._evaluate(params, folder)
+            return self._evaluate(params)
 
-    def _evaluate(self, params: Params, folder: epath.PathLike | None) -> Result:
+    def _evaluate(self, params: Params) -> Result:
         pairs = self.score_pairs(params)
         task = self._model.task
         if not pairs.num_tokens.sum():
@@ -205,14 +206,11 @@ class Evaluator:
             num_correct=int(pairs.num_correct.sum()),
             predicts=task.predicts,
         )
-        hypotheses = None
-        if self._translator is not None:
-            self._translator.params = params
-            hypotheses = self._translator.translate([pair.source for pair in self._pairs])
-            result = dataclasses.replace(result, **self._score(hypotheses))
-        if folder is not None:
-            self._write(epath.Path(folder), result, hypotheses)
-        return result
+        if self._translator is None:
+            return result
+        self._translator.params = params
+        self.hypotheses = self._translator.translate([pair.source for pair in self._pairs])
+        return dataclasses.replace(result, **self._score(self.hypotheses))
 
     def negative_log_likelihoods(self, params: Params) -> np.ndarray:
         """Nats of what is to be predicted of each pair (in translation, its target), float64 `[pairs]`."""
@@ -285,12 +283,14 @@ class Evaluator:
             'match': exact_match(hypotheses, references, phenomena),
         }
 
-    def _write(self, folder: epath.Path, result: Result, hypotheses: list[str] | None) -> None:
+    def write(self, folder: epath.PathLike, result: Result) -> None:
+        """The result of the last call, its translations and the raw references as files of `folder`."""
+        folder = epath.Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f'{result.split}.json').write_text(json.dumps(result.to_dict(), indent=1) + '\n')
-        if hypotheses is None:
+        if self.hypotheses is None:
             return
-        for name, lines in (('hypotheses', hypotheses), ('references', self._references)):
+        for name, lines in (('hypotheses', self.hypotheses), ('references', self._references)):
             text = ''.join(f'{line}\n' for line in lines)
             (folder / f'{result.split}.{name}.txt').write_bytes(text.encode())
 
