@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from transformer_jax.attention.dense import empty_unseen
 from transformer_jax.attention.mask import Mask
@@ -40,7 +41,8 @@ def pallas_attention(
     reach = left, 0 if mask.causal else right
     sees, seen = _meetings(mask, reach)
     # What nobody looks at is padding too. That of the two sides gets unlike ids, so that it does not see itself.
-    q_segments, k_segments = jnp.where(sees, mask.q_segments, 0), jnp.where(seen, mask.k_segments, -1)
+    q_segments = checkpoint_name(jnp.where(sees, mask.q_segments, 0), 'segments')
+    k_segments = checkpoint_name(jnp.where(seen, mask.k_segments, -1), 'segments')
     on_tpu = by_rows if fits_rows(q, k, v) else splash
 
     def attend(*arrays: Array) -> Array:

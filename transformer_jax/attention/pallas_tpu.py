@@ -2,12 +2,12 @@
 
 A program takes one row of the batch with all its heads, side by side in the lanes as the projections leave them, so
 nothing is transposed on the way in or out. Scores and weights never leave the chip's fast memory: the backward pass
-makes them again from queries and keys. Heads narrower than the 128 lanes share a lane group: the others' lanes are set
-to zero before a product over lanes, and left out of what a product makes.
+makes them again from queries and keys. Heads narrower than the 128 lanes share a lane group, which is read and written
+whole.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -80,7 +80,7 @@ def _call(
 ) -> tuple[Array, ...]:
     """Runs a kernel over the rows of the batch; `like` has the shapes of what it makes."""
     q_segments, k_segments = segments
-    ids = q_segments[:, :, None], k_segments[:, :, None], k_segments[:, None, :]
+    ids = q_segments[:, None, :], k_segments[:, None, :]  # along the lanes: columns would fill one lane of each 128
     (batch, length, width), num_keys = inputs[0].shape, inputs[1].shape[1]
     moved = sum(x.size * x.dtype.itemsize for x in (*inputs, *segments, *like))
 
@@ -105,68 +105,74 @@ def _call(
     return tuple(run(*inputs, *ids))
 
 
-def _forward_kernel(
-    kernel: RowKernel, q_ref: Ref, k_ref: Ref, v_ref: Ref, q_ids: Ref, k_ids: Ref, k_row: Ref, o_ref: Ref
-) -> None:
-    may_see = _may_see(kernel, q_ids[...], k_row[...])
-    q_real, k_real = q_ids[...] > 0, k_ids[...] > 0
+def _forward_kernel(kernel: RowKernel, q_ref: Ref, k_ref: Ref, v_ref: Ref, q_ids: Ref, k_ids: Ref, o_ref: Ref) -> None:
+    q_column, k_column = _column(q_ids[...]), _column(k_ids[...])
+    may_see = _may_see(kernel, q_column, k_ids[...])
 
-    def attend(lanes: Any, heads: Sequence[Array | None]) -> None:
-        q, k, v = _real(q_ref, lanes, q_real), _real(k_ref, lanes, k_real), _real(v_ref, lanes, k_real)
-        output = jnp.zeros(q.shape, jnp.float32)
-        for own in heads:
-            weights = _weights(kernel, _only(own, q), k, may_see)
-            output = _choose(own, _product(weights.astype(v.dtype), v, (1, 0)), output)
-        o_ref[:, lanes] = output.astype(o_ref.dtype)
+    def attend(lanes: Any) -> None:
+        groups = _real(q_ref, lanes, q_column > 0), *(_real(ref, lanes, k_column > 0) for ref in (k_ref, v_ref))
+        outputs = []
+        for q, k, v in _heads(kernel, q_ref.shape[1], *groups):
+            weights = _weights(kernel, q, k, may_see)
+            outputs.append(_product(weights.astype(v.dtype), v, (1, 0)))
+        o_ref[:, lanes] = jnp.concatenate(outputs, axis=1).astype(o_ref.dtype)
 
     _for_lane_groups(kernel, q_ref.shape, attend)
 
 
 def _backward_kernel(
     kernel: RowKernel,
-    q_ref: Ref, k_ref: Ref, v_ref: Ref, d_o_ref: Ref, q_ids: Ref, k_ids: Ref, k_row: Ref,
+    q_ref: Ref, k_ref: Ref, v_ref: Ref, d_o_ref: Ref, q_ids: Ref, k_ids: Ref,
     d_q_ref: Ref, d_k_ref: Ref, d_v_ref: Ref,
 ) -> None:  # fmt: skip
-    may_see = _may_see(kernel, q_ids[...], k_row[...])
-    q_real, k_real = q_ids[...] > 0, k_ids[...] > 0
+    q_column, k_column = _column(q_ids[...]), _column(k_ids[...])
+    may_see = _may_see(kernel, q_column, k_ids[...])
 
-    def differentiate(lanes: Any, heads: Sequence[Array | None]) -> None:
-        q, k, v = _real(q_ref, lanes, q_real), _real(k_ref, lanes, k_real), _real(v_ref, lanes, k_real)
-        d_o = _real(d_o_ref, lanes, q_real)
-        d_q = jnp.zeros(q.shape, jnp.float32)
-        d_k, d_v = jnp.zeros(k.shape, jnp.float32), jnp.zeros(k.shape, jnp.float32)
-        for own in heads:
-            weights = _weights(kernel, _only(own, q), k, may_see)
-            d_v = _choose(own, _product(weights.astype(v.dtype), d_o, (0, 0)), d_v)
-            d_weights = _product(_only(own, d_o), v, (1, 1))
+    def differentiate(lanes: Any) -> None:
+        groups = [_real(ref, lanes, q_column > 0) for ref in (q_ref, d_o_ref)]
+        groups += [_real(ref, lanes, k_column > 0) for ref in (k_ref, v_ref)]
+        gradients = []
+        for q, d_o, k, v in _heads(kernel, q_ref.shape[1], *groups):
+            weights = _weights(kernel, q, k, may_see)
+            d_v = _product(weights.astype(v.dtype), d_o, (0, 0))
+            d_weights = _product(d_o, v, (1, 1))
             mean = (weights * d_weights).sum(1, keepdims=True)
             d_logits = (weights * (d_weights - mean) * kernel.scale).astype(q.dtype)
-            d_q = _choose(own, _product(d_logits, k, (1, 0)), d_q)
-            d_k = _choose(own, _product(d_logits, q, (0, 0)), d_k)
-        for ref, gradient in ((d_q_ref, d_q), (d_k_ref, d_k), (d_v_ref, d_v)):
-            ref[:, lanes] = gradient.astype(ref.dtype)
+            gradients.append((_product(d_logits, k, (1, 0)), _product(d_logits, q, (0, 0)), d_v))
+        for ref, own in zip((d_q_ref, d_k_ref, d_v_ref), zip(*gradients, strict=True), strict=True):
+            ref[:, lanes] = jnp.concatenate(own, axis=1).astype(ref.dtype)
 
     _for_lane_groups(kernel, q_ref.shape, differentiate)
 
 
-def _for_lane_groups(
-    kernel: RowKernel, shape: tuple[int, ...], body: Callable[[Any, Sequence[Array | None]], None]
-) -> None:
-    """Calls `body` for each group of lanes, with which of these lanes each head in it owns (None = all).
+def _for_lane_groups(kernel: RowKernel, shape: tuple[int, ...], body: Callable[[Any], None]) -> None:
+    """Calls `body` for each group of lanes, which one or several heads fill.
 
     Short rows are unrolled, so that one group's products overlap another's softmax; long ones would compile longer.
     """
     length, width = shape
-    head_width = width // kernel.num_heads
-    group = max(head_width, _LANES)
-    lane = jax.lax.broadcasted_iota(jnp.int32, (1, group), 1)
-    firsts = range(0, group, head_width)
-    heads = [None] if head_width == group else [(lane >= first) & (lane < first + head_width) for first in firsts]
+    group = max(width // kernel.num_heads, _LANES)
 
     def one(index: Any, _: None) -> None:
-        body(pl.ds(pl.multiple_of(index * group, group), group), heads)
+        body(pl.ds(pl.multiple_of(index * group, group), group))
 
     jax.lax.fori_loop(0, width // group, one, None, unroll=length <= _UNROLLED)
+
+
+def _heads(kernel: RowKernel, width: int, *groups: Array) -> Iterator[tuple[Array, ...]]:
+    """These groups of lanes, head by head."""
+    head_width = width // kernel.num_heads
+    for first in range(0, groups[0].shape[1], head_width):
+        yield tuple(group[:, first : first + head_width] for group in groups)
+
+
+def _column(row: Array) -> Array:
+    """`[1, T]` as `[T, 1]`."""
+    length = row.shape[1]
+    is_own = jax.lax.broadcasted_iota(jnp.int32, (length, length), 0) == jax.lax.broadcasted_iota(
+        jnp.int32, (length, length), 1
+    )
+    return jnp.where(is_own, row.astype(jnp.float32), 0.0).sum(1, keepdims=True).astype(jnp.int32)
 
 
 def _may_see(kernel: RowKernel, q_ids: Array, k_row: Array) -> Array:
@@ -199,11 +205,3 @@ def _product(a: Array, b: Array, axes: tuple[int, int]) -> Array:
 def _real(ref: Ref, lanes: Any, is_real: Array) -> Array:
     """Zeros in empty slots, which may hold anything, NaN included."""
     return jnp.where(is_real, ref[:, lanes], 0)
-
-
-def _only(own: Array | None, x: Array) -> Array:
-    return x if own is None else jnp.where(own, x, 0)
-
-
-def _choose(own: Array | None, new: Array, old: Array) -> Array:
-    return new if own is None else jnp.where(own, new, old)

@@ -8,12 +8,16 @@ from jax.ad_checkpoint import checkpoint_name
 
 from transformer_jax.config import ModelConfig
 from transformer_jax.layers.dropout import Dropout
+from transformer_jax.layers.norm import KeptNorm
+from transformer_jax.parallel.platform import target_platform
 from transformer_jax.parallel.rules import constrain
 from transformer_jax.shapes import Array, Float
 
 
 def make_norm(config: ModelConfig, dtype: jnp.dtype, name: str | None = None) -> nn.Module:
     """The normalisation the config names; scales (and biases) are float32, as are its sums."""
+    if target_platform() == 'tpu':
+        return KeptNorm(config.norm != 'rms_norm', config.norm_epsilon, dtype, name=name)
     partitioned = nn.with_logical_partitioning
     scale_init = partitioned(nn.initializers.ones_init(), ('embed',))
     if config.norm == 'rms_norm':

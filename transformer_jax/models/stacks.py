@@ -24,7 +24,7 @@ REMAT_POLICIES = {
     'full': jax.checkpoint_policies.nothing_saveable,
     'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     # By what the layers name: keeps what costs a product, makes attention, norms and dropout bits again.
-    'names': jax.checkpoint_policies.save_only_these_names('heads', 'stream', 'hidden'),
+    'names': jax.checkpoint_policies.save_only_these_names('heads', 'stream', 'normalised', 'hidden', 'segments'),
 }
 
 
