@@ -174,6 +174,12 @@ def test_longer_texts_than_in_training_are_translated_where_no_parameter_counts_
         assert (f'longer than {longest} subwords'.encode() in capfdbinary.readouterr().err) == cut
 
 
+def test_a_run_records_what_auto_stood_for(trained):
+    assert json.loads((trained / 'record.json').read_text())['attention'] == {
+        use: {'kind': 'dot', 'impl': 'dense'} for use in ('encoder_self', 'decoder_self', 'cross')
+    }
+
+
 @pytest.mark.slow
 def test_other_attention_on_trained_weights_says_what_it_changes(trained, capsys):
     common = ['evaluate', '--run', trained, '--config.evaluation.bleu=true', '--config.decoding.method=greedy']

@@ -116,3 +116,23 @@ def test_values_and_gradients_equal_the_equation(key: tuple[str, str], name: str
 @pytest.mark.parametrize('key', KEYS, ids='/'.join)
 def test_bfloat16_stays_near(key: tuple[str, str], name: str) -> None:
     assert_equals_equation(key, name, jnp.bfloat16, 2e-2)
+
+
+@pytest.mark.parametrize(
+    'key',
+    [pytest.param(k, marks=[] if k == ('general', 'blockwise') else pytest.mark.slow, id='/'.join(k)) for k in KEYS],
+)
+def test_a_huge_value_in_the_future_does_not_reach_the_past(key: tuple[str, str]) -> None:
+    mask, now = MASKS['causal'](), 10
+    clean = {name: jnp.float32(array) for name, array in make_arrays(key, mask).items()}
+    probe = np.array(clean.pop('d_output'))
+    probe[:, now:] = 0
+    dirty = clean | {name: clean[name].at[:, now:].set(1e30) for name in 'kv'}
+    (gradients, output), (expected_gradients, expected) = (run(key, arrays, mask, probe) for arrays in (dirty, clean))
+    np.testing.assert_array_equal(output[:, :now], expected[:, :now])
+    for name, gradient in gradients.items():
+        past = (slice(None), slice(None), slice(now)) if name == 'bias' else (slice(None), slice(now))
+        own = name in ('q', 'k', 'v', 'bias')
+        ours, other = (x[past] if own else x for x in (gradient, expected_gradients[name]))
+        assert np.abs(other).max() > 0
+        np.testing.assert_array_equal(ours, other, err_msg=name)

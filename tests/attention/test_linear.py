@@ -14,7 +14,8 @@ from tests.attention import comparing
 from tests.attention.comparing import make_arrays, make_mask
 from transformer_jax.attention.linear import LINEAR
 from transformer_jax.attention.mask import Mask
-from transformer_jax.attention.variant import Options
+from transformer_jax.attention.performer import PERFORMER
+from transformer_jax.attention.variant import Options, Variant
 from transformer_jax.config import AttentionConfig
 
 N, K, H, U = 4, 2, 3, 5
@@ -124,9 +125,17 @@ def test_decoding_with_a_state_equals_the_full_pass(size: int) -> None:
     comparing.assert_decoding_equals(LINEAR, config, arrays, loops(arrays, comparing.visible(mask)))
 
 
-def test_memory_of_the_backward_pass_grows_as_the_length() -> None:
-    """And holds no state of every position, `[T, H, U]` a head."""
-    config = AttentionConfig(kind='linear', num_heads=2, head_dim=64)
+@pytest.mark.parametrize(
+    ('variant', 'length'),
+    [
+        pytest.param(LINEAR, 1024, id='linear'),
+        pytest.param(LINEAR, 4096, id='linear, long', marks=pytest.mark.slow),
+        pytest.param(PERFORMER, 4096, id='performer, long', marks=pytest.mark.slow),
+    ],
+)
+def test_memory_of_the_backward_pass_grows_as_the_length(variant: Variant, length: int) -> None:
+    """And holds no state of every position, `[T, F, U]` a head."""
+    config = AttentionConfig(num_heads=2, head_dim=64)
 
     def temporary_memory(length: int) -> int:
         ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
@@ -134,14 +143,14 @@ def test_memory_of_the_backward_pass_grows_as_the_length() -> None:
 
         def loss(q: Any, k: Any, v: Any, segments: Any, positions: Any) -> jax.Array:
             mask = Mask(segments, segments, positions, positions, causal=True, aligned=True)
-            return (attend(q, k, v, mask, config) ** 2).sum()
+            return (variant.function(q, k, v, mask, Options(config, scale=1 / 8))[0] ** 2).sum()
 
         compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(rows, rows, rows, ids, ids).compile()
         return compiled.memory_analysis().temp_size_in_bytes
 
-    short, long = temporary_memory(1024), temporary_memory(2048)
+    short, long = temporary_memory(length), temporary_memory(2 * length)
     assert long <= 2.2 * short
-    assert long < 2048 * 2 * 64 * 64 * 4 / 4  # a quarter of one state a position
+    assert long < 2 * length * 2 * 64 * 64 * 4 / 4  # a quarter of one state a position
 
 
 def test_layers_in_a_loop_that_recomputes_them_learn_the_same() -> None:
