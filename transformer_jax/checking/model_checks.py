@@ -18,7 +18,7 @@ from transformer_jax.parallel.mesh import make_mesh, place_batch
 from transformer_jax.shapes import Array, Params
 
 VOCABULARY, START = 29, 1
-DECODE_LIMIT = 1e-5
+DECODE_LIMIT = 1e-5  # absolute, or of the largest value where that is above 1
 SHARDING_LIMIT = 5e-6
 SOURCES, TARGETS = (11, 7, 3, 5, 11, 2, 9, 4), (9, 12, 4, 2, 7, 1, 12, 6)
 
@@ -98,6 +98,11 @@ def _worst(difference: Any, real: Any) -> float:
     return float(at_real.max()) if np.isfinite(at_real).all() else np.inf
 
 
+def _size(values: Any, real: Any) -> float:
+    """The largest absolute value at real tokens, at least 1: what rounding errors are measured by."""
+    return max(1.0, float(np.abs(np.asarray(values))[np.asarray(real)].max()))
+
+
 def _check_the_future(model: Model, params: Params, batch: Batch) -> Finding:
     """Changing a target from position t on changes nothing before t; hidden t reads targets before t."""
     run, check = _hidden(model), 'later targets change nothing before them'
@@ -121,7 +126,7 @@ def _check_padding(model: Model, params: Params, batch: Batch) -> Finding:
     for pads in (3, 17):
         padded = make_batch(pads=pads)
         got = run(params, padded)[:, : expected.shape[1]]
-        errors.append(_worst(got - expected, real))
+        errors.append(_worst(got - expected, real) / _size(expected, real))
     return Finding('model', 'more padding changes nothing', max(errors), DECODE_LIMIT)
 
 
@@ -164,7 +169,8 @@ def _check_packing(config: Config, model: Model, params: Params, batch: Batch) -
         first, second = TARGETS[row], TARGETS[row + half]
         errors.append(np.abs(got[row, :first] - expected[row, :first]).max())
         errors.append(np.abs(got[row, first : first + second] - expected[row + half, :second]).max())
-    return Finding('model', check, float(max(errors)), DECODE_LIMIT)
+    worst = max(errors) / _size(expected, apart.target_segment_ids > 0) if np.isfinite(errors).all() else np.inf
+    return Finding('model', check, float(worst), DECODE_LIMIT)
 
 
 def _check_decoding(model: Model, params: Params, batch: Batch) -> Finding:
@@ -196,7 +202,7 @@ def _check_decoding(model: Model, params: Params, batch: Batch) -> Finding:
         for row, position in enumerate(at):
             if t - int(lengths.min()) + lengths[row] < TARGETS[row]:
                 errors.append(np.abs(np.asarray(logits)[row, 0] - expected[row, position]).max())
-    worst = max(errors) if np.isfinite(errors).all() else np.inf
+    worst = max(errors) / _size(expected, batch.target_segment_ids > 0) if np.isfinite(errors).all() else np.inf
     return Finding('model', check, float(worst), DECODE_LIMIT)
 
 
