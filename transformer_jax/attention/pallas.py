@@ -43,6 +43,8 @@ def pallas_attention(
     # What nobody looks at is padding too. That of the two sides gets unlike ids, so that it does not see itself.
     q_segments = checkpoint_name(jnp.where(sees, mask.q_segments, 0), 'segments')
     k_segments = checkpoint_name(jnp.where(seen, mask.k_segments, -1), 'segments')
+    if options.packed is not None and fits_rows(q, k, v):
+        return _packed(options.packed, q.shape, q_segments, k_segments, reach=reach, options=options), None
     on_tpu = by_rows if fits_rows(q, k, v) else splash
 
     def attend(*arrays: Array) -> Array:
@@ -54,6 +56,31 @@ def pallas_attention(
         )
 
     return _by_shard(attend)(q, k, v, q_segments, k_segments), None
+
+
+def _packed(
+    qkv: Float[Array, 'B T E'],
+    shape: tuple[int, ...],
+    q_segments: Int[Array, 'B T'],
+    k_segments: Int[Array, 'B T'],
+    *,
+    reach: Reach,
+    options: Options,
+) -> Float[Array, 'B T N H']:
+    """Of queries, keys and values side by side, each of which has this shape by itself."""
+
+    def by_packed_rows(qkv: Array, *segments: Array) -> Array:
+        from transformer_jax.attention.pallas_tpu import RowKernel, packed_attention
+
+        return packed_attention(RowKernel(shape[2], options.scale, *reach, False), qkv, *segments).reshape(shape)
+
+    def elsewhere(qkv: Array, *segments: Array, interpret: bool = False) -> Array:
+        parts = (part.reshape(shape) for part in jnp.split(qkv, 3, axis=-1))
+        return flash(*parts, *segments, reach=reach, options=options, interpret=interpret)
+
+    arrays = qkv, q_segments, k_segments
+    on_cpu = functools.partial(elsewhere, interpret=True)
+    return jax.lax.platform_dependent(*arrays, tpu=by_packed_rows, cuda=elsewhere, cpu=on_cpu)
 
 
 def fits_rows(q: Float[Array, 'B T N H'], k: Float[Array, 'B S K H'], v: Float[Array, 'B S K U']) -> bool:

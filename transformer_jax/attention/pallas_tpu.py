@@ -50,6 +50,13 @@ def row_attention(
     return _attend(kernel, *flat, q_segments, k_segments).reshape(q.shape)
 
 
+def packed_attention(
+    kernel: RowKernel, qkv: Float[Array, 'B T E'], q_segments: Int[Array, 'B T'], k_segments: Int[Array, 'B T']
+) -> Float[Array, 'B T D']:
+    """The same of queries, keys and values side by side, E = 3 D, and so of their gradients: one product makes each."""
+    return _attend_packed(kernel, qkv, q_segments, k_segments)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(kernel: RowKernel, q: Array, k: Array, v: Array, q_segments: Array, k_segments: Array) -> Array:
     return _call(kernel, _forward_kernel, (q, k, v), (q_segments, k_segments), (q,), num_products=2)[0]
@@ -69,28 +76,54 @@ def _backward(kernel: RowKernel, kept: tuple[Array, ...], d_output: Array) -> tu
 _attend.defvjp(_forward, _backward)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend_packed(kernel: RowKernel, qkv: Array, q_segments: Array, k_segments: Array) -> Array:
+    like = jax.ShapeDtypeStruct((*qkv.shape[:2], qkv.shape[2] // 3), qkv.dtype)
+    return _call(kernel, _forward_kernel, (qkv,), (q_segments, k_segments), (like,), num_products=2)[0]
+
+
+def _forward_packed(kernel: RowKernel, *arrays: Array) -> tuple[Array, tuple[Array, ...]]:
+    return _attend_packed(kernel, *arrays), arrays
+
+
+def _backward_packed(kernel: RowKernel, kept: tuple[Array, ...], d_output: Array) -> tuple[Array | None, ...]:
+    qkv, *segments = kept
+    arrays = qkv, d_output
+    return *_call(kernel, _packed_backward_kernel, arrays, tuple(segments), (qkv,), num_products=5), None, None
+
+
+_attend_packed.defvjp(_forward_packed, _backward_packed)
+
+
 def _call(
     kernel: RowKernel,
     body: Callable[..., None],
     inputs: tuple[Array, ...],
-    segments: tuple[Array, Array],
-    like: tuple[Array, ...],
+    segments: tuple[Array, ...],
+    like: tuple[Array | jax.ShapeDtypeStruct, ...],
     *,
     num_products: int,
 ) -> tuple[Array, ...]:
-    """Runs a kernel over the rows of the batch; `like` has the shapes of what it makes."""
+    """Runs a kernel over the rows of the batch; `like` has the shapes of what it makes.
+
+    The first of the inputs are queries, keys and values, or the three side by side.
+    """
     q_segments, k_segments = segments
     ids = q_segments[:, None, :], k_segments[:, None, :]  # along the lanes: columns would fill one lane of each 128
-    (batch, length, width), num_keys = inputs[0].shape, inputs[1].shape[1]
+    (batch, length), num_keys = q_segments.shape, k_segments.shape[1]
+    packed = len(inputs) < 3
+    width = inputs[0].shape[2] // (3 if packed else 1)
     moved = sum(x.size * x.dtype.itemsize for x in (*inputs, *segments, *like))
 
-    def row(x: Array) -> pl.BlockSpec:
-        return pl.BlockSpec((None, *x.shape[1:]), lambda index: (index, 0, 0))
+    def row(x: Any, part: int = 0, width: int | None = None) -> pl.BlockSpec:
+        return pl.BlockSpec((None, x.shape[1], width or x.shape[2]), lambda index: (index, 0, part))
 
+    parts = [(inputs[0], part, width) for part in range(3)] if packed else [(x,) for x in inputs[:3]]
+    arrays = [*parts, *((x,) for x in (*inputs[1 if packed else 3 :], *ids))]
     run: Any = pl.pallas_call(
         functools.partial(body, kernel),
         grid=(batch,),
-        in_specs=[row(x) for x in (*inputs, *ids)],
+        in_specs=[row(*array) for array in arrays],
         out_specs=[row(x) for x in like],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like],
         compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel',), vmem_limit_bytes=64 * 2**20),
@@ -102,7 +135,7 @@ def _call(
         interpret=kernel.interpret,
         name='row_attention' if num_products == 2 else 'row_attention_backward',
     )
-    return tuple(run(*inputs, *ids))
+    return tuple(run(*(array[0] for array in arrays)))
 
 
 def _forward_kernel(kernel: RowKernel, q_ref: Ref, k_ref: Ref, v_ref: Ref, q_ids: Ref, k_ids: Ref, o_ref: Ref) -> None:
@@ -143,6 +176,14 @@ def _backward_kernel(
             ref[:, lanes] = jnp.concatenate(own, axis=1).astype(ref.dtype)
 
     _for_lane_groups(kernel, q_ref.shape, differentiate)
+
+
+def _packed_backward_kernel(
+    kernel: RowKernel, q_ref: Ref, k_ref: Ref, v_ref: Ref, d_o_ref: Ref, q_ids: Ref, k_ids: Ref, gradients_ref: Ref
+) -> None:
+    width = q_ref.shape[1]
+    gradients = (gradients_ref.at[:, pl.ds(part * width, width)] for part in range(3))
+    _backward_kernel(kernel, q_ref, k_ref, v_ref, d_o_ref, q_ids, k_ids, *gradients)
 
 
 def _for_lane_groups(kernel: RowKernel, shape: tuple[int, ...], body: Callable[[Any], None]) -> None:

@@ -15,7 +15,8 @@ from transformer_jax.attention.variant import Variant
 from transformer_jax.config import AttentionConfig, ModelConfig
 from transformer_jax.layers.declaring import declare, declare_terms
 from transformer_jax.layers.kv_cache import KeyValues, Reading, RunningState, empty_key_values
-from transformer_jax.parallel.rules import constrain
+from transformer_jax.parallel.platform import target_platform
+from transformer_jax.parallel.rules import ambient_mesh, constrain
 from transformer_jax.position_terms import PositionTerms
 from transformer_jax.shapes import Array, Float, Int
 
@@ -70,6 +71,8 @@ class MultiHeadAttention(nn.Module):
         shared_terms: PositionTerms | None = None,
     ) -> Float[Array, 'B T D']:
         """Attends from every row of `inputs_q` to the rows of `inputs_kv` that `mask` lets it see."""
+        if inputs_q is inputs_kv and self._packs():
+            return self._attend_packed(inputs_q, mask, shared_terms)
         k, v = self.project_kv(inputs_kv, mask.k_positions)
         return self.attend(inputs_q, k, v, mask, shared_terms)
 
@@ -96,16 +99,38 @@ class MultiHeadAttention(nn.Module):
         cached: bool = False,
     ) -> Float[Array, 'B T D']:
         """Attends from these rows to keys and values made earlier."""
+        q = self._place(self.query(inputs_q), mask.q_positions)
+        return self._attend(q, k, v, mask, shared_terms, cached=cached)
+
+    def _packs(self) -> bool:
+        """Whether self-attention makes queries, keys and values as one product: where a kernel may take them so."""
+        config = self.config
+        equal = config.num_kv_heads in (None, config.num_heads) and config.value_dim in (None, config.head_dim)
+        placed = self.scheme is not None and position_schemes.SCHEMES[self.scheme.positions].on_heads is not None
+        on_one = target_platform() == 'tpu' and ambient_mesh() is None
+        return on_one and equal and not placed and not config.use_bias
+
+    def _attend_packed(
+        self, inputs: Float[Array, 'B T D'], mask: Mask, shared_terms: PositionTerms | None
+    ) -> Float[Array, 'B T D']:
+        matrices = [projection.matrix() for projection in (self.query, self.key, self.value)]
+        packed = checkpoint_name(inputs.astype(self.dtype) @ jnp.concatenate(matrices, axis=1), 'heads')
+        shape = *inputs.shape[:2], self.config.num_heads, self.config.head_dim
+        q, k, v = (part.reshape(shape) for part in jnp.split(packed, 3, axis=-1))
+        return self._attend(q, k, v, mask, shared_terms, packed=packed)
+
+    def _attend(
+        self, q: Array, k: Array, v: Array, mask: Mask, shared_terms: PositionTerms | None, **given: Any
+    ) -> Float[Array, 'B T D']:
         use_dropout = self.config.dropout_rate > 0 and self.has_rng('dropout')
         rng = self.make_rng('dropout') if use_dropout else None
-        q = self._place(self.query(inputs_q), mask.q_positions)
         terms = self.own_terms if shared_terms is None else shared_terms
         options = {'params': self.variant_params, 'terms': terms}
         if self.is_mutable_collection('weights'):  # asked for by `apply(..., mutable='weights')`
             output, weights = attention_and_weights(q, k, v, mask, self.config, **options)
             self.sow('weights', 'weights', weights)
             return self.output(output)
-        return self.output(attention(q, k, v, mask, self.config, dropout_rng=rng, cached=cached, **options))
+        return self.output(attention(q, k, v, mask, self.config, dropout_rng=rng, **given, **options))
 
     def init_state(self, batch: int, num_slots: int) -> 'KeyValues | RunningState':
         """What a decode keeps of this self-attention: keys and values, or the running sums of a kind that has them."""
@@ -167,8 +192,7 @@ class _Projection(nn.Module):
     dtype: jnp.dtype
     init_scale: float
 
-    @nn.compact
-    def __call__(self, inputs: Array) -> Array:
+    def setup(self) -> None:
         shape = (*self.axes_in, *self.axes_out)
         num_in = len(self.axes_in)
         glorot = nn.initializers.variance_scaling(
@@ -179,18 +203,25 @@ class _Projection(nn.Module):
             out_axis=tuple(range(num_in, len(shape))),
         )
         partitioned: Any = nn.with_logical_partitioning  # whose stub says that `param` returns the box
-        kernel = self.param('kernel', partitioned(glorot, self.logical_axes), shape, jnp.float32)
+        self.kernel = self.param('kernel', partitioned(glorot, self.logical_axes), shape, jnp.float32)
+        if self.use_bias:
+            zeros = partitioned(nn.initializers.zeros_init(), self.logical_axes[num_in:])
+            self.bias = self.param('bias', zeros, self.axes_out, jnp.float32)
+
+    def matrix(self) -> Float[Array, 'D E']:
+        """All axes in by all axes out."""
+        return self.kernel.reshape(math.prod(self.axes_in), -1).astype(self.dtype)
+
+    def __call__(self, inputs: Array) -> Array:
+        num_in = len(self.axes_in)
         lead = inputs.shape[: inputs.ndim - num_in]
-        width_in = kernel.size // math.prod(self.axes_out)
-        rows = inputs.reshape(*lead, width_in).astype(self.dtype)
-        outputs = rows @ kernel.reshape(width_in, -1).astype(self.dtype)
+        rows = inputs.reshape(*lead, math.prod(self.axes_in)).astype(self.dtype)
+        outputs = rows @ self.matrix()
         if num_in == 1:
             outputs = checkpoint_name(outputs, 'heads')
         outputs = outputs.reshape(*lead, *self.axes_out)
         if len(self.axes_out) > 1:
             outputs = constrain(outputs, 'batch', 'length', *self.logical_axes[num_in:])
         if self.use_bias:
-            zeros = partitioned(nn.initializers.zeros_init(), self.logical_axes[num_in:])
-            bias = self.param('bias', zeros, self.axes_out, jnp.float32)
-            outputs += jnp.expand_dims(bias.astype(self.dtype), tuple(range(len(lead))))
+            outputs += jnp.expand_dims(self.bias.astype(self.dtype), tuple(range(len(lead))))
         return outputs
