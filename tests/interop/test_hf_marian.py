@@ -12,9 +12,11 @@ import pytest
 import safetensors.flax
 import safetensors.numpy
 
+import transformer_jax.__main__ as command_line
 from transformer_jax import models
 from transformer_jax.checkpoints.run_folder import RunFolder
 from transformer_jax.checkpoints.store import Store
+from transformer_jax.commands import train as train_command
 from transformer_jax.config import ConfigError, VocabularyConfig
 from transformer_jax.data.batch import Batch
 from transformer_jax.data.vocabulary import JointVocabulary, load_vocabulary
@@ -379,6 +381,19 @@ def test_the_command_says_what_it_made_or_what_is_wrong(tmp_path, spm, capsys):
     assert RunFolder.open(tmp_path / 'run').read_config()['decoding']['beam_size'] == 3
     assert main(command) == 2
     assert 'exists already' in capsys.readouterr().err
+
+
+def test_an_imported_run_is_scored_on_named_text_alone_and_is_not_trained(tmp_path, spm, capsys, monkeypatch):
+    write_joint(tmp_path / 'theirs', spm)
+    run = str(tmp_path / 'run')
+    assert main([str(tmp_path / 'theirs'), '--run', run]) == 0
+    assert command_line.main(['evaluate', '--run', run]) == 2
+    assert 'no text to score it on is named; add --config.data.source=text_files' in capsys.readouterr().err
+    assert command_line.main(['evaluate', '--run', run, '--config.data.source=text_files']) == 2
+    assert 'config.data.text_files names no file' in capsys.readouterr().err
+    monkeypatch.setattr(train_command, 'open_corpus', lambda *arguments, **options: pytest.fail('encodes for nothing'))
+    assert command_line.main(['train', '--run', run]) == 2
+    assert 'parameters alone, without the state of an optimizer' in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from etils import epath
 
 from transformer_jax.commands.evaluator import make_evaluator, say
 from transformer_jax.commands.validation import open_checked_run
-from transformer_jax.config import ConfigError
+from transformer_jax.config import Config, ConfigError
 from transformer_jax.data.batch import Pair
 from transformer_jax.data.corpus import open_corpus
 from transformer_jax.evaluation.comparison import Comparison, divergence, require_same_parameters
@@ -31,6 +31,8 @@ def evaluate_run(
     swap the attention, the model as it was trained is evaluated too, and what changed is printed.
     """
     run = open_checked_run(run_dir, changes, may_swap_attention=True)
+    if 'imported' in run.folder.read_record() and 'data.source' not in changes:
+        _require_text(run.config)
     require_same_parameters(run.trained_model, run.model)
     if num_examples and not run.model.task.translates:
         raise ConfigError(f'--examples shows translations, and this model was made for {run.model.task.name}')
@@ -52,6 +54,15 @@ def evaluate_run(
         apart = divergence(run.trained_model, run.model, params, evaluator.batches())
         print(Comparison(trained(params), result, apart).format())
     say(f'the scores, the translations and the references are in {folder}')
+
+
+def _require_text(config: Config) -> None:
+    """Refuses to score an imported model, of which nobody said on what, on the built-in task."""
+    if config.data.source == Config().data.source:
+        files = ' '.join(f'--config.data.text_files.test_{side}=FILE' for side in ('source', 'target'))
+        raise ConfigError(
+            f'the model was imported, and no text to score it on is named; add --config.data.source=text_files {files}'
+        )
 
 
 def _new_folder(evaluations: epath.Path, split: str, known: Mapping[str, Any]) -> epath.Path:

@@ -14,7 +14,7 @@ from transformer_jax.checkpoints.run_folder import RunFolder, versions
 from transformer_jax.checkpoints.store import Store
 from transformer_jax.commands.evaluator import make_evaluator, say
 from transformer_jax.commands.validation import check_config
-from transformer_jax.config import Config
+from transformer_jax.config import Config, ConfigError
 from transformer_jax.data import Source, make_source
 from transformer_jax.data.corpus import open_corpus, read_contents
 from transformer_jax.data.pipeline import TrainingBatches
@@ -60,6 +60,7 @@ def train_run(
             start = RunFolder.start(run_dir, config_to_dict(config), fixed_differences, primary=hosts.primary)
             folder = opened.enter_context(start)
             try:
+                _require_trainable(folder)
                 # The test split decides nothing in training: another one may come to lie there.
                 folder.check_text({split: contents[split] for split in ('train', 'validation') if split in contents})
                 prepared = _prepare(config, folder, mesh, source, hosts)
@@ -87,6 +88,14 @@ def train_run(
             reporter.say(words)
         folder.update_record(peak_memory=measure_peak_memory(folder.read_record().get('peak_memory')))
         return signal
+
+
+def _require_trainable(folder: RunFolder) -> None:
+    if imported := folder.read_record().get('imported'):
+        raise ConfigError(
+            f'{folder.path} was imported from {imported["from"]}: it holds parameters alone, without the state of an '
+            'optimizer, to translate with and to be evaluated; it can not be trained'
+        )
 
 
 class _Prepared(NamedTuple):
