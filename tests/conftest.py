@@ -9,6 +9,9 @@ os.environ.setdefault('JAX_NUMPY_RANK_PROMOTION', 'raise')
 # Most of a test's time is compiling, of programs that then run for milliseconds.
 os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+# Of the TPU compiler: it shall not look for a TPU machine around it, nor lock out one of another process.
+os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
+os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
 
 import contextlib
 import importlib.abc

@@ -2,7 +2,6 @@
 
 import functools
 import importlib.util
-import os
 from typing import Any
 
 import jax
@@ -29,7 +28,6 @@ BATCH, LENGTH, HEADS, WIDTH = 4, 2048, 8, 64  # base, at a long text
 
 @functools.cache
 def make_mesh(topology: str, num_devices: int) -> Mesh:
-    os.environ['TPU_SKIP_MDS_QUERY'] = '1'  # don't look for a TPU machine's metadata
     devices = topologies.get_topology_desc(platform='tpu', topology_name=topology).devices
     return Mesh(np.array(devices[:num_devices]), ('data',), axis_types=(AxisType.Auto,))
 
