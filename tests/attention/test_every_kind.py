@@ -25,7 +25,8 @@ KEYS = [key for key in VARIANTS if key[0] in ('additive', 'concat', 'general', '
 CONFIG = AttentionConfig(
     num_heads=cases.N, num_kv_heads=cases.K, head_dim=cases.H, value_dim=cases.U, score_dim=11, block_size=7
 )
-QUICK = {('additive/blockwise', 'prefix and window'), ('general/blockwise', 'globals'), ('linear/chunked', 'causal')}
+QUICK = {('additive/blockwise', 'prefix and window'), ('general/blockwise', 'globals'), ('linear/chunked', 'causal'),
+         ('concat/dense', 'cross padded')}  # fmt: skip
 
 
 def supports(key: tuple[str, str], mask: Mask) -> bool:
@@ -111,9 +112,9 @@ def test_values_and_gradients_equal_the_equation(key: tuple[str, str], name: str
     assert_equals_equation(key, name, jnp.float32, 5e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['causal packed', 'cross padded'])
-@pytest.mark.parametrize('key', KEYS, ids='/'.join)
+@pytest.mark.parametrize(
+    ('key', 'name'), [marked(key, name) for key in KEYS for name in ('causal packed', 'cross padded')]
+)
 def test_bfloat16_stays_near(key: tuple[str, str], name: str) -> None:
     assert_equals_equation(key, name, jnp.bfloat16, 2e-2)
 

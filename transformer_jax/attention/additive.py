@@ -63,9 +63,8 @@ def attend(
 def additive_maps(
     q: Float[Array, 'B T N H'], k: Float[Array, 'B S K H'], params: Mapping[str, Array]
 ) -> tuple[Float[Array, 'B T N A'], Float[Array, 'B S K A']]:
-    """W q of each query head, and U k of each key head."""
-    w, u = params['query_map'].astype(q.dtype), params['key_map'].astype(k.dtype)
-    return jnp.einsum('BTNH,NHA->BTNA', q, w), jnp.einsum('BSKH,KHA->BSKA', k, u)
+    """W q of each query head, and U k of each key head, in float32 whatever the inputs: sums are rounded once."""
+    return _map('BTNH,NHA->BTNA', q, params['query_map']), _map('BSKH,KHA->BSKA', k, params['key_map'])
 
 
 def concat_maps(
@@ -74,10 +73,14 @@ def concat_maps(
     """The two halves of W [q; k], both of each query head."""
     w = params['joint_map']
     width, (num_heads, _, score_dim), num_kv_heads = q.shape[-1], w.shape, k.shape[2]
-    of_q = w[:, :width].astype(q.dtype)
-    of_k = w[:, width:].astype(k.dtype).reshape(num_kv_heads, num_heads // num_kv_heads, width, score_dim)
-    mapped_k = jnp.einsum('BSKH,KGHA->BSKGA', k, of_k).reshape(*k.shape[:2], num_heads, score_dim)
-    return jnp.einsum('BTNH,NHA->BTNA', q, of_q), mapped_k
+    of_q, of_k = w[:, :width], w[:, width:].reshape(num_kv_heads, num_heads // num_kv_heads, width, score_dim)
+    mapped_k = _map('BSKH,KGHA->BSKGA', k, of_k).reshape(*k.shape[:2], num_heads, score_dim)
+    return _map('BTNH,NHA->BTNA', q, of_q), mapped_k
+
+
+def _map(letters: str, rows: Array, matrix: Array) -> Array:
+    dtype = jnp.promote_types(rows.dtype, jnp.float32)
+    return jnp.einsum(letters, rows.astype(dtype), matrix.astype(dtype))
 
 
 def additive_parameters(config: AttentionConfig, max_length: int) -> dict[str, Parameter]:
