@@ -92,6 +92,13 @@ def test_eight_points_give_eight_rows_also_when_two_fail_and_only_those_run_agai
     assert log.count('can not be trained') == 2
 
 
+def test_a_split_that_the_data_lack_is_refused_before_anything_is_trained(workplace, capsys):
+    assert sweep(workplace, '--split=long') == 2
+    assert "--split is 'long'; the data of " in capsys.readouterr().err
+    assert not (workplace / 'out').exists()
+    assert calls(workplace) == []
+
+
 def test_the_figures_of_a_row(workplace):
     assert sweep(workplace, '--seeds=3,5', '--points=none,rope_wide', '--baseline=rope_wide') == 0
     row = table(workplace)['none']

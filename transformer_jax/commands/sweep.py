@@ -8,6 +8,8 @@ from typing import Any
 
 from transformer_jax.checkpoints import files
 from transformer_jax.config import ConfigError
+from transformer_jax.data import make_source
+from transformer_jax.data.text_files import SPLITS
 from transformer_jax.sweeps import jobs, plots, table
 from transformer_jax.sweeps.board import Board
 from transformer_jax.sweeps.folder import Outcome, SweepFolder, TrialState, plain
@@ -44,13 +46,26 @@ def open_sweep(
         seeds = record['seeds'] if seeds is None else seeds
     folder = SweepFolder(out, runs or record.get('runs'))
     sweep = load_sweep(config or record['file'], changes, seeds)
+    scored: str = split or record.get('split', 'test')
+    _check_split(sweep, scored)
     return SweepRun(
         sweep,
         folder,
-        split=split or record.get('split', 'test'),
+        split=scored,
         baseline=baseline or record.get('baseline'),
         train_command=train_command,
     )
+
+
+def _check_split(sweep: Sweep, split: str) -> None:
+    """Refuses a split that the data lack before every point is trained and then can't be scored."""
+    data = sweep.config.data
+    if any('data.source' in point.changes for point in sweep.points):
+        return
+    # TFDS may have to make its set first, and always has the three.
+    splits = SPLITS if data.source == 'tfds' else make_source(sweep.config, lambda _: None).splits()
+    if split not in splits:
+        raise ConfigError(f'--split is {split!r}; the data of {sweep.base} have {", ".join(splits)}')
 
 
 class SweepRun:
