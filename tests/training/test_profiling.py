@@ -60,6 +60,13 @@ def test_updates_that_were_done_before_are_said_once(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_updates_that_were_not_reached_are_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    run(Profile((20, 25), tmp_path, said.append), 1, 3)
+    assert said == ['this start ended before updates 20 to 25, so there is no trace of them']
+    assert not list(tmp_path.iterdir())
+
+
 def test_steps_are_read() -> None:
     assert parse_steps('7:11') == (7, 11)
 

@@ -65,8 +65,11 @@ class Profile:
         return jax.profiler.StepTraceAnnotation('update', step_num=update)
 
     def end(self) -> None:
-        """Writes the trace that is being made, if one is; the device must be done with its updates."""
+        """Writes the trace that is being made, or says that there is none; the device must be done with its updates."""
         if self._traces_to is None:
+            if self._steps is not None:
+                first, last = self._steps
+                self._say(f'this start ended before updates {first:,} to {last:,}, so there is no trace of them')
             return
         import jax
 
