@@ -202,7 +202,9 @@ def test_check_ends_with_1_where_a_check_failed(capsys, monkeypatch):
     for more, code in (([], 0), ([Finding('cross', 'gradients', 1e-3, 5e-6)], 1)):
         monkeypatch.setattr(check_command, 'check_config', lambda config, more=more: [*findings, *more])
         assert run('check', SMALL[0]) == code
-        printed = capsys.readouterr().out
+        captured = capsys.readouterr()
+        printed = captured.out
+        assert captured.err.splitlines()[:2] == ['checked cross: values', 'checked model: packing']
         assert f'1 checks passed, {code} failed, 1 not run' in printed
         assert printed.count('FAILED') == code
 
