@@ -31,7 +31,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.model.attention.impl = arguments.attention
 
     config.train.steps = 300_000 if big else 100_000
-    config.train.loss_block_tokens = 1024  # the gradient of the table passes through memory once a block
+    config.train.loss_block_tokens = 2048  # table and its gradient pass through memory once a block
     config.evaluation.every_steps = 5000
     config.checkpoint.every_steps = 3000
     config.checkpoint.average_every_steps = 600 if big else 1500  # ten minutes at the paper's step times

@@ -79,7 +79,7 @@ _attend.defvjp(_forward, _backward)
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend_packed(kernel: RowKernel, qkv: Array, q_segments: Array, k_segments: Array) -> Array:
     like = jax.ShapeDtypeStruct((*qkv.shape[:2], qkv.shape[2] // 3), qkv.dtype)
-    return _call(kernel, _forward_kernel, (qkv,), (q_segments, k_segments), (like,), num_products=2)[0]
+    return _call(kernel, _packed_forward_kernel, (qkv,), (q_segments, k_segments), (like,), num_products=2)[0]
 
 
 def _forward_packed(kernel: RowKernel, *arrays: Array) -> tuple[Array, tuple[Array, ...]]:
@@ -104,26 +104,20 @@ def _call(
     *,
     num_products: int,
 ) -> tuple[Array, ...]:
-    """Runs a kernel over the rows of the batch; `like` has the shapes of what it makes.
-
-    The first of the inputs are queries, keys and values, or the three side by side.
-    """
+    """Runs a kernel over the rows of the batch; `like` has the shapes of what it makes."""
     q_segments, k_segments = segments
     ids = q_segments[:, None, :], k_segments[:, None, :]  # along the lanes: columns would fill one lane of each 128
     (batch, length), num_keys = q_segments.shape, k_segments.shape[1]
-    packed = len(inputs) < 3
-    width = inputs[0].shape[2] // (3 if packed else 1)
+    width = like[0].shape[2] if num_products == 2 else inputs[-1].shape[2]
     moved = sum(x.size * x.dtype.itemsize for x in (*inputs, *segments, *like))
 
-    def row(x: Any, part: int = 0, width: int | None = None) -> pl.BlockSpec:
-        return pl.BlockSpec((None, x.shape[1], width or x.shape[2]), lambda index: (index, 0, part))
+    def row(x: Any) -> pl.BlockSpec:
+        return pl.BlockSpec((None, *x.shape[1:]), lambda index: (index, 0, 0))
 
-    parts = [(inputs[0], part, width) for part in range(3)] if packed else [(x,) for x in inputs[:3]]
-    arrays = [*parts, *((x,) for x in (*inputs[1 if packed else 3 :], *ids))]
     run: Any = pl.pallas_call(
         functools.partial(body, kernel),
         grid=(batch,),
-        in_specs=[row(*array) for array in arrays],
+        in_specs=[row(x) for x in (*inputs, *ids)],
         out_specs=[row(x) for x in like],
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in like],
         compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel',), vmem_limit_bytes=64 * 2**20),
@@ -135,7 +129,7 @@ def _call(
         interpret=kernel.interpret,
         name='row_attention' if num_products == 2 else 'row_attention_backward',
     )
-    return tuple(run(*(array[0] for array in arrays)))
+    return tuple(run(*inputs, *ids))
 
 
 def _forward_kernel(kernel: RowKernel, q_ref: Ref, k_ref: Ref, v_ref: Ref, q_ids: Ref, k_ids: Ref, o_ref: Ref) -> None:
@@ -178,12 +172,24 @@ def _backward_kernel(
     _for_lane_groups(kernel, q_ref.shape, differentiate)
 
 
+def _packed_forward_kernel(kernel: RowKernel, qkv_ref: Ref, q_ids: Ref, k_ids: Ref, o_ref: Ref) -> None:
+    q_ref, k_ref, v_ref = _thirds(qkv_ref)
+    _forward_kernel(kernel, q_ref, k_ref, v_ref, q_ids, k_ids, o_ref)
+
+
 def _packed_backward_kernel(
-    kernel: RowKernel, q_ref: Ref, k_ref: Ref, v_ref: Ref, d_o_ref: Ref, q_ids: Ref, k_ids: Ref, gradients_ref: Ref
+    kernel: RowKernel, qkv_ref: Ref, d_o_ref: Ref, q_ids: Ref, k_ids: Ref, gradients_ref: Ref
 ) -> None:
-    width = q_ref.shape[1]
-    gradients = (gradients_ref.at[:, pl.ds(part * width, width)] for part in range(3))
-    _backward_kernel(kernel, q_ref, k_ref, v_ref, d_o_ref, q_ids, k_ids, *gradients)
+    q_ref, k_ref, v_ref = _thirds(qkv_ref)
+    d_q_ref, d_k_ref, d_v_ref = _thirds(gradients_ref)
+    _backward_kernel(kernel, q_ref, k_ref, v_ref, d_o_ref, q_ids, k_ids, d_q_ref, d_k_ref, d_v_ref)
+
+
+def _thirds(ref: Ref) -> tuple[Ref, Ref, Ref]:
+    """Views of what lies side by side along the lanes."""
+    width = ref.shape[1] // 3
+    first, second, third = (ref.at[:, pl.ds(part * width, width)] for part in range(3))
+    return first, second, third
 
 
 def _for_lane_groups(kernel: RowKernel, shape: tuple[int, ...], body: Callable[[Any], None]) -> None:
