@@ -67,7 +67,10 @@ def test_every_layer_gives_its_attention_weights_when_asked() -> None:
     'variant', [pytest.param(name, marks=[] if name == 'paper' else pytest.mark.slow) for name in VARIANTS]
 )
 def test_gradients_equal_finite_differences_of_the_loops(variant: str) -> None:
-    """In every parameter array: along one random direction, to 1e-4 of the gradient's own length."""
+    """In every parameter array: along one random direction, to 1e-4 of the gradient's own length.
+
+    A bias on keys changes no softmax: where nothing but rounding is left, it is measured by all gradients.
+    """
     model = make_model(variant, num_decoder_layers=2)
     params = make_params(model, seed=1)
     rng = np.random.default_rng(0)
@@ -75,6 +78,7 @@ def test_gradients_equal_finite_differences_of_the_loops(variant: str) -> None:
     probe = rng.normal(size=(2, 4, V))
     gradients = jax.jit(jax.grad(lambda params: probe_loss(model, params, batch, probe)))(params)
     leaves, tree = jax.tree.flatten(oracles.to_float64(params))
+    least = 1e-4 * max(float(np.linalg.norm(gradient)) for gradient in jax.tree.leaves(gradients))
     for index, gradient in enumerate(jax.tree.leaves(gradients)):
         direction = rng.choice([-1.0, 1.0], size=gradient.shape)
 
@@ -85,7 +89,7 @@ def test_gradients_equal_finite_differences_of_the_loops(variant: str) -> None:
 
         expected = (moved(1e-6) - moved(-1e-6)) / 2e-6
         gradient = np.asarray(gradient, np.float64)
-        assert abs((gradient * direction).sum() - expected) <= 1e-4 * np.linalg.norm(gradient)
+        assert abs((gradient * direction).sum() - expected) <= 1e-4 * max(float(np.linalg.norm(gradient)), least)
 
 
 def test_bfloat16_compute_stays_near() -> None:
