@@ -77,9 +77,7 @@ class Vocabulary(abc.ABC):
             folder.mkdir(parents=True, exist_ok=True)
             # The description comes last, under its name only when it is whole: where it is, all the others are.
             for name, content in (self.files() | {DESCRIPTION_FILE: description.encode()}).items():
-                unfinished = folder / f'{name}.writing'
-                unfinished.write_bytes(content)
-                unfinished.replace(folder / name)
+                _write_whole(folder / name, content)
         except OSError as error:
             error.filename = error.filename or os.fspath(folder)  # a full disk does not say which one
             raise
@@ -190,6 +188,15 @@ class MarianVocabulary(Vocabulary):
     def _join(self, ids: list[int]) -> str:
         # Pieces that only the source model has come back as they are spelled, word marks included.
         return self._target.decode_pieces([self._pieces[token] for token in ids]).replace('\u2581', ' ').strip(' ')
+
+
+def _write_whole(path: epath.Path, content: bytes) -> None:
+    if '://' in os.fspath(path):  # an object store has no rename, and an object appears whole
+        path.write_bytes(content)
+        return
+    unfinished = path.parent / f'{path.name}.writing'
+    unfinished.write_bytes(content)
+    unfinished.replace(path)
 
 
 def holds_vocabulary(folder: str | epath.Path) -> bool:
