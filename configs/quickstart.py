@@ -7,7 +7,8 @@ Command:   transformer-jax train --config=configs/quickstart.py --run runs/quick
 Hardware:  2 CPU cores
 Time:      2 min 22 s, compiling and evaluation included
 Score:     96.3 % exact match on 1,200 held-out lines
-Full:      --config=configs/quickstart.py:level=full takes the whole grammar; not yet measured
+Full:      --config=configs/quickstart.py:level=full takes the whole grammar; 97.2 % after
+           half of its 4,000 updates (--config.train.steps=2000)
 """
 
 from ml_collections import ConfigDict
