@@ -116,13 +116,8 @@ def _add_translate(verb: argparse.ArgumentParser) -> None:
     )
     _add_run(verb)
     _add_checkpoint(verb)
+    _add_lines(verb, lines='UTF-8 text', each='translation')
     add = verb.add_argument
-    add('--input', default='-', metavar='FILE', help='UTF-8 text, plain or .gz; default: standard input')
-    add('--output', default='-', metavar='FILE', help='appears when all is done; default: standard output')
-    add('--force', action='store_true', help='replace the output file if it exists')
-    add('--format', default='text', choices=('text', 'jsonl'), help='jsonl: one object a line in, with all figures')
-    add('--scores', action='store_true', help='text: SCORE and a tab before each translation')
-    add('--n-best', type=int, default=1, metavar='N', help='text: N lines for each, NUMBER and a tab before them')
     add('--prefix-file', metavar='FILE', help='what each translation must start with, line by line')
     add('--method', choices=('beam', 'greedy', 'sampling'), help='default: as the run is configured')
     add('--beam-size', metavar='N', help='default: as the run is configured; 4 in the paper')
@@ -139,13 +134,8 @@ def _add_generate(verb: argparse.ArgumentParser) -> None:
     )
     _add_run(verb)
     _add_checkpoint(verb)
+    _add_lines(verb, lines='prompts, UTF-8', each='text')
     add = verb.add_argument
-    add('--input', default='-', metavar='FILE', help='prompts, UTF-8, plain or .gz; default: standard input')
-    add('--output', default='-', metavar='FILE', help='appears when all is done; default: standard output')
-    add('--force', action='store_true', help='replace the output file if it exists')
-    add('--format', default='text', choices=('text', 'jsonl'), help='jsonl: one object a line in, with all figures')
-    add('--scores', action='store_true', help='text: SCORE and a tab before each text')
-    add('--n-best', type=int, default=1, metavar='N', help='text: N lines for each, NUMBER and a tab before them')
     add('--method', choices=('beam', 'greedy', 'sampling'), help='default: as the run is configured')
     add('--beam-size', metavar='N', help='default: as the run is configured')
     add('--temperature', metavar='T', help='of sampling; default: as the run is configured')
@@ -237,3 +227,13 @@ def _add_plan(verb: argparse.ArgumentParser) -> None:
 def _add_checkpoint(verb: argparse.ArgumentParser) -> None:
     help_text = 'best, latest, a step, or a folder that "average" wrote; default: best, or latest if none has a score'
     verb.add_argument('--checkpoint', metavar='WHICH', help=help_text)
+
+
+def _add_lines(verb: argparse.ArgumentParser, *, lines: str, each: str) -> None:
+    add = verb.add_argument
+    add('--input', default='-', metavar='FILE', help=f'{lines}, plain or .gz; default: standard input')
+    add('--output', default='-', metavar='FILE', help='appears when all is done; default: standard output')
+    add('--force', action='store_true', help='replace the output file if it exists')
+    add('--format', default='text', choices=('text', 'jsonl'), help='jsonl: one object a line in, with all figures')
+    add('--scores', action='store_true', help=f'text: SCORE and a tab before each {each}')
+    add('--n-best', type=int, default=1, metavar='N', help='text: N lines for each, NUMBER and a tab before them')
