@@ -43,7 +43,8 @@ def attend(
     positions have no place here: tanh of turned rows depends on both positions, not on their offset alone.
     """
     may_see = mask.materialize()
-    q, k = empty_unseen(q, may_see.any(axis=2)), empty_unseen(k, may_see.any(axis=1))
+    q = empty_unseen(q, may_see.any(axis=2))
+    k = k if options.cached else empty_unseen(k, may_see.any(axis=1))
     mapped_q, mapped_k = maps(q, k, options.params)
     vector = options.params['score']
     if in_blocks:

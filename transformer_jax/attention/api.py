@@ -29,11 +29,11 @@ def attention(
     """Attends from `q` to `k` and `v` where `mask`, narrowed to the config's window, allows.
 
     `params` are the variant's own parameters, `terms` what the position scheme adds. Dropout on the weights is on when
-    `dropout_rng` is given. `cached` says that the queries are a few new rows that attend to a cache;
-    `packed` are q, k and v once more, side by side.
+    `dropout_rng` is given. `cached` says that the queries are a few new rows that attend to a cache, which holds zeros
+    where it holds no token; `packed` are q, k and v once more, side by side.
     """
     options = make_options(q, config, params=params, bias=bias, terms=terms, dropout_rng=dropout_rng)
-    options = options._replace(packed=packed)
+    options = options._replace(packed=packed, cached=cached)
     mask = mask.within(config.window, config.window_right, config.num_global)
     return find(q, k, mask, config, terms=terms, cached=cached).function(q, k, v, mask, options)[0]
 

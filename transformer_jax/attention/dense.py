@@ -21,7 +21,8 @@ def dense_attention(
     Query heads share key-value heads in groups of N / K.
     """
     may_see = mask.materialize()
-    q, k = empty_unseen(q, may_see.any(axis=2)), empty_unseen(k, may_see.any(axis=1))
+    q = empty_unseen(q, may_see.any(axis=2))
+    k = k if options.cached else empty_unseen(k, may_see.any(axis=1))
     terms, positions = options.terms, (mask.q_positions, mask.k_positions)
     logits = scores(q, k).astype(jnp.float32)
     if terms is not None and (own_scores := terms.score_term(q, *positions)) is not None:
@@ -62,7 +63,7 @@ def weighted_values(
 ) -> Float[Array, 'B T N U']:
     """The weighted sum of values, with dropout on the weights where the options ask for it."""
     may_see = mask.materialize() if may_see is None else may_see
-    v = empty_unseen(v, may_see.any(axis=1))
+    v = v if options.cached else empty_unseen(v, may_see.any(axis=1))
     rate = options.config.dropout_rate
     if options.dropout_rng is not None and rate > 0:
         keep = jax.random.bernoulli(options.dropout_rng, 1 - rate, weights.shape)

@@ -43,6 +43,7 @@ class Options(NamedTuple):
     terms: PositionTerms | None = None
     dropout_rng: PRNGKey | None = None  # given = dropout of `config.dropout_rate` on the weights
     return_weights: bool = False
+    cached: bool = False  # k and v are a cache: zeros in slots that hold no token, so that nothing has to be emptied
     packed: Float[Array, 'B T E'] | None = None  # q, k and v side by side, E = 3 N H, for who can use them as one
 
 

@@ -67,10 +67,12 @@ class KeyValues:
     values: Float[Array, 'B WL K U']
 
     def write(self, k: Float[Array, 'B T K H'], v: Float[Array, 'B T K U'], reading: Reading) -> 'KeyValues':
-        """Puts the new rows into their slots."""
+        """Puts the new rows into their slots, and zeros where they hold no token."""
         first = reading.first_slot * reading.num_hypotheses
+        holds = jnp.broadcast_to(reading.holds, k.shape[:2])[:, :, None, None]
 
         def put(stored: Array, new: Array) -> Array:
+            new = jnp.where(holds, new, 0)
             return jax.lax.dynamic_update_slice_in_dim(stored, new.astype(stored.dtype), first, axis=1)
 
         return KeyValues(put(self.keys, k), put(self.values, v))

@@ -234,6 +234,10 @@ class Convolutional(Family):
     def init_decode(self, params: Params, memory: Memory, max_length: int) -> DecodeCache:
         batch = memory.keys.shape[0]
         layers = [self._layer(params, index, batch, max_length, method='init_state') for index in self._layers()]
+        real = (memory.segment_ids > 0)[..., None]  # no step empties padding again
+        memory = dataclasses.replace(
+            memory, keys=jnp.where(real, memory.keys, 0), values=jnp.where(real, memory.values, 0)
+        )
         return DecodeCache(DecodeState(kv_cache.empty_past(batch, max_length), tuple(layers)), memory)
 
     def _read(

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from transformer_jax.attention.dense import empty_unseen
 from transformer_jax.attention.mask import Mask
 from transformer_jax.config import ConfigError, ModelConfig
 from transformer_jax.data.batch import Batch
@@ -76,7 +77,8 @@ class CausalLayer(nn.Module):
             if isinstance(kept, RunningState):
                 mixed, kept = self.self_attention.extend(y, kept, reading, terms)
                 return mixed
-            kept = KeyValues(*self.self_attention.project_kv(y, reading.positions))
+            k, v = self.self_attention.project_kv(y, reading.positions)
+            kept = KeyValues(empty_unseen(k, reading.holds), empty_unseen(v, reading.holds))
             return self.self_attention.attend(y, kept.keys, kept.values, reading.mask, terms)
 
         x = self.self_attention_residual(inputs, mix)

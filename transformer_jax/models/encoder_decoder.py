@@ -105,7 +105,8 @@ class EncoderDecoder(Family):
 
     def init_decode(self, params: Params, memory: Memory, max_length: int) -> DecodeCache:
         batch = memory.states.shape[0]
-        cross = [self._layer(params, index, memory.states, method='project_memory') for index in self._layers()]
+        states = jnp.where((memory.segment_ids > 0)[..., None], memory.states, 0)  # no step empties padding again
+        cross = [self._layer(params, index, states, method='project_memory') for index in self._layers()]
         layers = [self._layer(params, index, batch, max_length, method='init_state') for index in self._layers()]
         return DecodeCache(
             DecodeState(kv_cache.empty_past(batch, max_length), tuple(layers)),
