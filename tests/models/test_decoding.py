@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from tests.models.tiny import START, VARIANTS, V, compute_logits, make_batch, make_model, make_params
+from transformer_jax.attention.mask import Mask
 from transformer_jax.data.batch import Batch
+from transformer_jax.layers.kv_cache import Reading, empty_key_values
 from transformer_jax.models.interface import Model
 
 SOURCES = [7, 4, 1, 5]
@@ -24,13 +26,21 @@ reorder = jax.jit(lambda model, *args: model.reorder(*args), static_argnums=0)
 class Search:
     """A decode beside a plain record of what each hypothesis has read; `check` compares the two."""
 
-    def __init__(self, model: Model, width: int, slots: int, *, limit: float = 1e-5, seed: int = 0) -> None:
+    def __init__(
+        self, model: Model, width: int, slots: int, *, limit: float = 1e-5, seed: int = 0, spoil_padding: bool = False
+    ) -> None:
         self.model, self.limit = model, limit
         self.params = make_params(model)
         self.source = make_batch(SOURCES, [1] * len(SOURCES), pads=(2, 0))
         self.rng = np.random.default_rng(seed)
         source = self.source
         memory = encode(model, self.params, source.inputs, source.input_segment_ids, source.input_positions)
+        if spoil_padding:
+            real = source.input_segment_ids > 0
+            assert not real.all()
+            memory = jax.tree.map(
+                lambda leaf: jnp.where(real[..., None], leaf, jnp.nan) if leaf.ndim == 3 else leaf, memory
+            )
         self.cache = init_decode(model, self.params, memory, slots)
         self.sentences = list(range(len(SOURCES)))
         self.histories: list[list[list[int]]] = [[[]] for _ in SOURCES]  # sentence, hypothesis, tokens read
@@ -106,6 +116,26 @@ def test_one_token_at_a_time_equals_the_whole_target(variant: str) -> None:
     search = Search(make_model(variant), width=1, slots=STEPS)
     for _ in range(STEPS):
         search.step()
+
+
+def test_what_padding_of_the_memory_holds_reaches_no_step() -> None:
+    search = Search(make_model('paper'), width=2, slots=STEPS, spoil_padding=True)
+    for _ in range(STEPS):
+        search.step()
+
+
+def test_new_rows_without_a_token_are_kept_as_zeros() -> None:
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(2, 3, 5, 7)).astype(np.float32)  # B T N H
+    holds = np.array([[True, True, False], [True, False, False]])
+    mask = Mask(*(jnp.zeros((2, 3), jnp.int32),) * 4)
+    reading = Reading(jnp.zeros((2, 3), jnp.int32), jnp.asarray(holds), mask, jnp.int32(1), num_hypotheses=1)
+    spoiled = jnp.where(holds[..., None, None], rows, jnp.nan)
+    kept = empty_key_values(2, 4, 5, 7, 7, jnp.dtype('float32')).write(spoiled, -spoiled, reading)
+    expected = np.zeros((2, 4, 5, 7), np.float32)
+    expected[:, 1:] = np.where(holds[..., None, None], rows, 0)
+    np.testing.assert_array_equal(kept.keys, expected)
+    np.testing.assert_array_equal(kept.values, -expected)
 
 
 @pytest.mark.parametrize('variant', ['paper', 'pre-norm'])
