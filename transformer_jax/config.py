@@ -41,17 +41,20 @@ def _group(section: type) -> Any:
 
 @dataclass(frozen=True)
 class TextFilesConfig:
-    """Parallel text: one sentence a line, LF ends a line, plain or .gz. A TSV holds `source TAB target` lines."""
+    """Parallel text: one sentence a line, LF ends a line, plain or .gz. A TSV holds `source TAB target` lines.
 
-    train_source: str | None = None
-    train_target: str | None = None
-    validation_source: str | None = None
-    validation_target: str | None = None
-    test_source: str | None = None
-    test_target: str | None = None
-    train_tsv: str | None = None
-    validation_tsv: str | None = None
-    test_tsv: str | None = None
+    Files may move between two starts of a run: it is their content that a resume must repeat.
+    """
+
+    train_source: str | None = option(None, free=True)
+    train_target: str | None = option(None, free=True)
+    validation_source: str | None = option(None, free=True)
+    validation_target: str | None = option(None, free=True)
+    test_source: str | None = option(None, free=True)
+    test_target: str | None = option(None, free=True)
+    train_tsv: str | None = option(None, free=True)
+    validation_tsv: str | None = option(None, free=True)
+    test_tsv: str | None = option(None, free=True)
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,23 @@ def test_changed_or_missing_training_text_is_refused_by_name_and_test_text_may_c
     assert len(start(config, run)) == 1
 
 
+def test_files_may_move_between_two_starts_and_their_content_may_not_change(tmp_path: Path) -> None:
+    config, run = write_text(tmp_path), tmp_path / 'run'
+    start(config, run)
+    (tmp_path / 'elsewhere').mkdir()
+    moved = write_text(tmp_path / 'elsewhere')
+    assert len(start(moved, run)) == 1
+    assert str(tmp_path / 'elsewhere') in (run / 'config.json').read_text()
+    before = describe_files(run)
+    swapped = {'data.text_files.train_source': moved.data.text_files.train_target}
+    swapped['data.text_files.train_target'] = moved.data.text_files.train_source
+    with pytest.raises(
+        ConfigError, match=r'elsewhere/train.target \(train\), .*elsewhere/train.source \(train\) changed'
+    ):
+        start(overlay(moved, swapped), run)
+    assert describe_files(run)['record.json'] == before['record.json']
+
+
 def test_a_run_from_before_texts_were_recorded_records_them(tmp_path: Path) -> None:
     config, run = write_text(tmp_path), tmp_path / 'run'
     start(config, run)

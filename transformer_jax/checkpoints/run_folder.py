@@ -6,6 +6,7 @@ live process is refused, and so is a folder that holds something else.
 
 import contextlib
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -196,19 +197,18 @@ class RunFolder:
     def check_text(self, contents: dict[str, dict[str, str]]) -> None:
         """Refuses other text than the run was started with. A run open for writing remembers the first it is shown.
 
-        `contents` has for each split a digest of all that it is read from, by name.
+        `contents` has for each split a digest of all that it is read from, by name. What was moved since the start has
+        another name, and is the same.
         """
         known = self.read_record().get('text')
         if known is None:
             if self.may_write:
                 self.update_record(text=contents)
             return
-        changed = [
-            f'{name} ({split})'
-            for split in sorted({*known, *contents})
-            for name in sorted({*known.get(split, {}), *contents.get(split, {})})
-            if known.get(split, {}).get(name) != contents.get(split, {}).get(name)
-        ]
+        changed = []
+        for split in sorted({*known, *contents}):
+            pairs = itertools.zip_longest(known.get(split, {}).items(), contents.get(split, {}).items())
+            changed += [f'{(new or old)[0]} ({split})' for old, new in pairs if not (old and new and old[1] == new[1])]
         if changed:
             raise RunFolderError(
                 f'the text of the run in {self.path} is no longer what the run was started with: {", ".join(changed)} '
