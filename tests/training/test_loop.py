@@ -87,6 +87,14 @@ def test_figures_of_a_window_with_bad_updates_are_those_of_the_good_ones(toy: To
     assert losses == pytest.approx([sum(u[0] for u in updates[:4]), sum(u[0] for u in updates[4:])], rel=1e-6)
 
 
+def test_the_last_updates_are_told_whatever_the_interval(toy: Toy, tmp_path: Path) -> None:
+    outcome = toy.train(tmp_path / 'run', {'train.steps': 5, 'logging.every_steps': 3})
+    assert [event['step'] for event in read_events(tmp_path / 'run', 'train')] == [3, 5]
+    assert 'step 5/5  loss ' in outcome.console
+    toy.train(tmp_path / 'run', {'train.steps': 7, 'logging.every_steps': 100})
+    assert [event['step'] for event in read_events(tmp_path / 'run', 'train')] == [3, 5, 7]
+
+
 def test_too_many_bad_updates_in_a_row_end_the_run_and_save_nothing(toy: Toy, tmp_path: Path) -> None:
     changes = {'train.max_bad_steps': 2, 'checkpoint.every_steps': 2, 'logging.every_steps': 1}
     marks = {1: BAD_LOSS, 2: BAD_LOSS, 4: BAD_GRADIENT, 6: BAD_LOSS, 7: BAD_LOSS, 8: BAD_GRADIENT}

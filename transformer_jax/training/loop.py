@@ -197,7 +197,7 @@ class _Run:
 
     def _do_what_is_due(self) -> None:
         config, step = self.config, self._maybe_applied()
-        if step % config.logging.every_steps == 0:
+        if step % config.logging.every_steps == 0 or step >= config.train.steps:
             self._settle()
             self.reporter.step(self.applied, figures(self.window.close()))
         if step >= config.train.steps:
