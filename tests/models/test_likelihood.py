@@ -10,7 +10,9 @@ import pytest
 
 from tests import oracles
 from tests.models.tiny import V, compute_logits, make_batch, make_model, make_params
+from transformer_jax.config import MeshConfig
 from transformer_jax.models.likelihood import cross_entropy, label_smoothing, token_log_probabilities
+from transformer_jax.parallel.mesh import make_mesh
 
 B, T, D = 3, 7, 14
 PADDED_ROWS = {'tie_embeddings': 'none', 'output_bias': True, 'vocab_pad_multiple': 8}
@@ -24,15 +26,15 @@ def make_case(**changes: Any) -> tuple[Any, Any, np.ndarray, np.ndarray, np.ndar
     return model, make_params(model), hidden, targets, real
 
 
-@functools.partial(jax.jit, static_argnums=(0,), static_argnames=('epsilon', 'over', 'block_tokens'))
+@functools.partial(jax.jit, static_argnums=(0,), static_argnames=('epsilon', 'over', 'block_tokens', 'mesh'))
 def compute(
     model: Any, params: Any, hidden: Any, targets: Any, real: Any, *, epsilon: float = 0.1, over: str = 'all',
-    block_tokens: int = 4,
+    block_tokens: int = 4, mesh: Any = None,
 ) -> Any:  # fmt: skip
     def loss(params: Any, hidden: Any) -> Any:
         return cross_entropy(
             model, params, hidden, targets, real,
-            smoothing=label_smoothing(epsilon, V, over), block_tokens=block_tokens,
+            smoothing=label_smoothing(epsilon, V, over), block_tokens=block_tokens, mesh=mesh,
         )  # fmt: skip
 
     return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, hidden)
@@ -55,11 +57,24 @@ def test_sums_equal_the_loops(epsilon: float, over: str, changes: dict[str, Any]
     assert float(nll) == pytest.approx(expected[1], rel=5e-6)
 
 
-@pytest.mark.parametrize('changes', [{}, PADDED_ROWS], ids=['tied', 'padded rows'])
-def test_gradients_equal_those_of_the_dense_formula(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize('factor', [1.0, 300.0])
+@pytest.mark.parametrize(
+    ('changes', 'num_devices'),
+    [({}, 1), (PADDED_ROWS, 1), (PADDED_ROWS, 6)],
+    ids=['tied', 'padded rows', 'padded rows on six devices'],
+)
+def test_gradients_equal_those_of_the_dense_formula(changes: dict[str, Any], num_devices: int, factor: float) -> None:
+    """With the factor, logits of one row are so far above the gold one that their exponentials overflow."""
     model, params, hidden, targets, real = make_case(**changes)
-    _, (d_params, d_hidden) = compute(model, params, jnp.float32(hidden), targets, real)
+    hidden[2] *= factor
     logits = to_logits(model, params, hidden)
+    above = logits.max(axis=-1) - np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    assert above[:2].max() < 10
+    assert (above[2].max() > 100) == (factor > 1)
+    mesh = None if num_devices == 1 else make_mesh(MeshConfig(data=3, model=2), jax.devices()[:num_devices])
+    (loss, nll), (d_params, d_hidden) = compute(model, params, jnp.float32(hidden), targets, real, mesh=mesh)
+    expected = oracles.cross_entropy(logits, targets, real, 0.1, over='all')
+    assert (float(loss), float(nll)) == pytest.approx(expected, rel=5e-6)
     powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
     wanted = 0.9 * np.eye(V)[targets] + 0.1 / V
     d_logits = (powers / powers.sum(axis=-1, keepdims=True) - wanted) * real[..., None]

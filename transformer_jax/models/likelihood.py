@@ -177,6 +177,20 @@ class _Static(NamedTuple):
     row_axes: tuple[str, ...] | None = None  # the mesh axes over which tokens lie; None = on one device
 
 
+# In nats. A sum of exponentials of logits this far above their reference is finite for any vocabulary.
+_MOST_ABOVE = 64.0
+
+
+class _Carry(NamedTuple):
+    """What a turn of the loop over blocks leaves to the next."""
+
+    index: Int[Array, '']  # of the block that is next
+    again: Bool[Array, '']  # the same block once more
+    peak: Float[Array, 'block']  # its greatest logits, then
+    sums: Float[Array, '2']
+    gradients: tuple[Array | None, Array | None, Array | None]  # of hidden, table and bias
+
+
 def _most(num_blocks: Int[Array, ''], row_axes: tuple[str, ...]) -> Int[Array, '']:
     """The blocks of the device that has most: all turn as often, because what is split crosses devices at each turn."""
     return jax.lax.pmax(num_blocks, row_axes) if row_axes else num_blocks
@@ -213,7 +227,9 @@ def _run_blocks(
     """The sums, and the gradients of the first of them, block by block.
 
     The gradient of a sum of losses is known as soon as a block's logits are: making it here saves the third projection
-    that recomputing them in a backward pass would take.
+    that recomputing them in a backward pass would take. Exponentials are taken of logits above the gold one, which is
+    known first, so that one pass over the logits of a block is enough: their sum is at least 1. Where another logit is
+    so far above that it would overflow, the block is taken again with the greatest logits, which the first pass found.
     """
     smoothing, block_tokens = static.smoothing, static.block_tokens
     own = VocabularySlice(table.shape[0], static.vocab_size, is_split=static.row_axes is not None)
@@ -225,7 +241,6 @@ def _run_blocks(
     # What a pass over the logits of all entries would sum is a product with the sum of the entries' rows.
     all_entries = jnp.where(is_entry[:, None], matrix, 0).sum(axis=0, dtype=jnp.float32)
     bias_sum = 0.0 if bias is None else jnp.where(is_entry, bias, 0).sum()
-    on_tpu = target_platform() == 'tpu'
 
     def project(x: Array) -> Array:
         logits = jnp.einsum('xD,VD->xV', x, matrix, preferred_element_type=jnp.float32)
@@ -238,44 +253,51 @@ def _run_blocks(
         logits = (x.astype(jnp.float32) * matrix[row].astype(jnp.float32)).sum(axis=1)
         return jnp.where(is_own, logits if bias is None else logits + bias[row], 0)
 
-    def one_block(index: Array, carry: tuple) -> tuple:
-        sums, d_rows, d_table, d_bias = carry
-        start = index * block_tokens
+    def one_block(carry: _Carry) -> _Carry:
+        start = carry.index * block_tokens
         x = jax.lax.dynamic_slice_in_dim(rows, start, block_tokens)
         y = jax.lax.dynamic_slice_in_dim(gold, start, block_tokens)
         w = jax.lax.dynamic_slice_in_dim(weight, start, block_tokens)
-        logits = project(x)
-        peak = own.max(logits.max(axis=1, keepdims=True))
-        if on_tpu:
-            # Float32 logits of a block do not fit into fast memory, their exponentials in bfloat16 do: the product made
-            # again takes a quarter of the time of writing and reading them. The barriers keep XLA from undoing this.
-            again, peak = jax.lax.optimization_barrier((x, peak))
-            logits = project(again)
-        exponentials = jnp.exp(logits - peak)
-        total = own.sum(exponentials.sum(axis=1, keepdims=True))
-        if on_tpu:
-            exponentials, total = jax.lax.optimization_barrier((exponentials.astype(x.dtype), total))
-        log_total = own.once((jnp.log(total) + peak)[:, 0])
         gold_logits = gold_product(x, y)
+        logits = project(x)
+        peak = own.max(logits.max(axis=1))
+        reference = jnp.where(carry.again, carry.peak, own.sum(gold_logits))
+        exponentials = jnp.exp(logits - reference[:, None])
+        total = own.sum(exponentials.sum(axis=1))
+        # Comparing with NaN is False: such a block is taken again as well, and stands as it is then.
+        stands = carry.again | jnp.all(peak - reference < _MOST_ABOVE)
+        stands = jax.lax.pmin(stands.astype(jnp.int32), static.row_axes) > 0 if static.row_axes else stands
+        if target_platform() == 'tpu':
+            # Float32 logits of a block do not fit into fast memory, their exponentials in bfloat16 do. The barrier
+            # keeps XLA from making them anew for each product.
+            exponentials, total = jax.lax.optimization_barrier((exponentials.astype(x.dtype), total))
+        log_total = own.once(jnp.log(total) + reference)
         logits_sum = x.astype(jnp.float32) @ all_entries + bias_sum
         loss = log_total - smoothing.gold * gold_logits - smoothing.every * logits_sum
-        sums += jnp.stack([(w * loss).sum(), (w * (log_total - gold_logits)).sum()])
+        sums = carry.sums + jnp.stack([(w * loss).sum(), (w * (log_total - gold_logits)).sum()])
+        gradients = carry.gradients
         if with_gradient:
+            d_rows, d_table, d_bias = gradients
             is_gold = own.entries()[None] == y[:, None]
             target = smoothing.gold * is_gold + (smoothing.every * is_entry[None] if has_padding else smoothing.every)
-            d_logits = (exponentials * (w[:, None] / total) - target * w[:, None]).astype(hidden.dtype)
+            d_logits = (exponentials * (w / total)[:, None] - target * w[:, None]).astype(hidden.dtype)
             d_x = jnp.einsum('xV,VD->xD', d_logits, matrix)
-            d_rows = jax.lax.dynamic_update_slice_in_dim(d_rows, d_x, start, 0)
-            d_table += jnp.einsum('xV,xD->VD', d_logits, x, preferred_element_type=jnp.float32)
-            d_bias = None if d_bias is None else d_bias + d_logits.astype(jnp.float32).sum(axis=0)
-        return sums, d_rows, d_table, d_bias
+            d_rows = jax.lax.dynamic_update_slice_in_dim(d_rows, d_x, start, 0)  # once more, if it does not stand
+            more = d_table + jnp.einsum('xV,xD->VD', d_logits, x, preferred_element_type=jnp.float32)
+            d_table = jnp.where(stands, more, d_table)
+            if d_bias is not None:
+                d_bias = jnp.where(stands, d_bias + d_logits.astype(jnp.float32).sum(axis=0), d_bias)
+            gradients = d_rows, d_table, d_bias
+        return _Carry(carry.index + stands, ~stands, peak, jnp.where(stands, sums, carry.sums), gradients)
 
     gradients = (None, None, None)
     if with_gradient:
         d_table = jnp.zeros(matrix.shape, table.dtype)
         gradients = (jnp.zeros_like(rows), d_table, None if bias is None else jnp.zeros_like(bias))
     num_needed = _most(blocks.num_needed, static.row_axes or ())
-    sums, *gradients = jax.lax.fori_loop(0, num_needed, one_block, (jnp.zeros(2), *gradients))
+    first = _Carry(jnp.int32(0), jnp.bool(False), jnp.zeros(block_tokens), jnp.zeros(2), gradients)
+    last = jax.lax.while_loop(lambda carry: carry.index < num_needed, one_block, first)
+    sums, gradients = last.sums, last.gradients
     if not with_gradient:
         return sums, None
     d_rows, d_table, d_bias = gradients
