@@ -79,9 +79,12 @@ submit() {
 
 command="${1:-}"
 case "$command" in
-  -h | --help | '')
+  -h | --help)
     print_help launch/gke.sh
     exit 0 ;;
+  '')
+    print_help launch/gke.sh >&2
+    fail 'no command was given' ;;
   submit | status | logs | delete) shift ;;
   *) fail "unknown command '$command'; there are submit, status, logs and delete" ;;
 esac

@@ -205,9 +205,12 @@ watch() {
 
 command="${1:-}"
 case "$command" in
-  -h | --help | '')
+  -h | --help)
     print_help launch/tpu_vm.sh
     exit 0 ;;
+  '')
+    print_help launch/tpu_vm.sh >&2
+    fail 'no command was given' ;;
   create | setup | train | status | tail | fetch | delete | watch) shift ;;
   *) fail "unknown command '$command'; there are create, setup, train, status, tail, fetch, delete and watch" ;;
 esac

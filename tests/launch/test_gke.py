@@ -131,6 +131,7 @@ def test_a_refusal_of_kubectl_is_passed_on(kubectl):
         (['logs'], 'logs needs --name'),
         (['start'], "unknown command 'start'"),
         ([*SUBMIT, '--topology=16'], "--topology is '16'; it must be of the form 4x4"),
+        ([], 'no command was given'),
         ([*SUBMIT, '--topology=2x3'], '--topology 2x3 has 6 chips, which hosts of 4 (--chips-per-host) do not make up'),
         ([*SUBMIT, '--topology=1x1'], '--topology 1x1 has 1 chips, fewer than --chips-per-host 4'),
         ([*SUBMIT, '--name=My_run'], "--name is 'My_run'"),

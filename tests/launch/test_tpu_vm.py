@@ -216,6 +216,7 @@ def test_delete_asks_first(gcloud):
         (['train', *WHERE, '--run=r', '--config=configs/none.py:a'], "--config is 'configs/none.py:a'; the file must"),
         (['train', *WHERE, '--run=r', f'--config={ROOT}/configs/quickstart.py'], 'must lie in the checkout'),
         (['watch', *WHERE, *SIZE, RUN[0], '--run=runs/x'], "--run is 'runs/x'; what is to outlast a preemption"),
+        ([], 'no command was given'),
         (['start'], "unknown command 'start'"),
         (['train', '--nmae=x'], 'unknown flag --nmae=x; there are --name --zone'),
         (['train', '--name'], '--name needs a value'),
