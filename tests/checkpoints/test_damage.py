@@ -103,6 +103,20 @@ def test_when_no_checkpoint_is_good_the_run_does_not_start_afresh(make_run: Make
             call()
 
 
+def test_when_no_checkpoint_is_good_the_parameters_that_are_kept_are_named(make_run: MakeRun):
+    run = make_run()
+    for step in (2, 3):
+        run.store.save(step, tiny(step), {}, snapshot=True)
+    run.store.wait()
+    flip_data(Path(run.folder.checkpoints / name_of(3)))
+    snapshot = Path(run.folder.snapshots / name_of(3))
+    with pytest.raises(DamagedError, match=f'parameters alone are kept in {snapshot}, which --checkpoint takes'):
+        run.store.restore(describe(tiny(0)))
+    (run.folder.checkpoints / name_of(3) / digests.MANIFEST).unlink()
+    with pytest.raises(DamagedError, match=f'parameters alone are kept in {snapshot}, which --checkpoint takes'):
+        run.store.latest()
+
+
 def test_a_step_with_a_short_or_missing_file_does_not_count(make_run: MakeRun):
     run = make_run(keep_newest=3)
     for step in (1, 2, 3):

@@ -314,7 +314,7 @@ class Store:
                 self._move_aside(problems)
             return entry, content
         if problems:
-            raise DamagedError('no good checkpoint is left:\n  ' + '\n  '.join(problems.values()))
+            raise DamagedError('no good checkpoint is left:\n  ' + '\n  '.join(problems.values()) + self._say_snapshots())
         self._refuse_only_broken()
         raise RequestError(f'there is no checkpoint in {self._folder.checkpoints}')
 
@@ -329,4 +329,11 @@ class Store:
         if broken:
             raise DamagedError(
                 f'none of the checkpoints in {self._folder.checkpoints} is complete: {", ".join(broken)}'
+                + self._say_snapshots()
             )
+
+    def _say_snapshots(self) -> str:
+        kept = self.snapshots()
+        if not kept:
+            return ''
+        return f'\nparameters alone are kept in {self._folder.snapshots / name_of(kept[-1])}, which --checkpoint takes'
