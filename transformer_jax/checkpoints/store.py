@@ -314,7 +314,9 @@ class Store:
                 self._move_aside(problems)
             return entry, content
         if problems:
-            raise DamagedError('no good checkpoint is left:\n  ' + '\n  '.join(problems.values()) + self._say_snapshots())
+            raise DamagedError(
+                'no good checkpoint is left:\n  ' + '\n  '.join(problems.values()) + self._say_snapshots()
+            )
         self._refuse_only_broken()
         raise RequestError(f'there is no checkpoint in {self._folder.checkpoints}')
 
