@@ -7,7 +7,7 @@ device computes the logits of its own slice, and of each block a maximum and a s
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -188,7 +188,8 @@ class _Carry(NamedTuple):
     again: Bool[Array, '']  # the same block once more
     peak: Float[Array, 'block']  # its greatest logits, then
     sums: Float[Array, '2']
-    gradients: tuple[Array | None, Array | None, Array | None]  # of hidden, table and bias
+    rows: Float[Array, 'tokens D']  # hidden; with gradients, those of the blocks that are done in their place
+    gradients: tuple[Any, Any]  # of table and bias; None where there is none
 
 
 def _most(num_blocks: Int[Array, ''], row_axes: tuple[str, ...]) -> Int[Array, '']:
@@ -255,7 +256,7 @@ def _run_blocks(
 
     def one_block(carry: _Carry) -> _Carry:
         start = carry.index * block_tokens
-        x = jax.lax.dynamic_slice_in_dim(rows, start, block_tokens)
+        x = jax.lax.dynamic_slice_in_dim(carry.rows, start, block_tokens)
         y = jax.lax.dynamic_slice_in_dim(gold, start, block_tokens)
         w = jax.lax.dynamic_slice_in_dim(weight, start, block_tokens)
         gold_logits = gold_product(x, y)
@@ -275,30 +276,30 @@ def _run_blocks(
         logits_sum = x.astype(jnp.float32) @ all_entries + bias_sum
         loss = log_total - smoothing.gold * gold_logits - smoothing.every * logits_sum
         sums = carry.sums + jnp.stack([(w * loss).sum(), (w * (log_total - gold_logits)).sum()])
-        gradients = carry.gradients
+        left, gradients = carry.rows, carry.gradients
         if with_gradient:
-            d_rows, d_table, d_bias = gradients
+            d_table, d_bias = gradients
             is_gold = own.entries()[None] == y[:, None]
             target = smoothing.gold * is_gold + (smoothing.every * is_entry[None] if has_padding else smoothing.every)
             d_logits = (exponentials * (w / total)[:, None] - target * w[:, None]).astype(hidden.dtype)
-            d_x = jnp.einsum('xV,VD->xD', d_logits, matrix)
-            d_rows = jax.lax.dynamic_update_slice_in_dim(d_rows, d_x, start, 0)  # once more, if it does not stand
+            d_x = jnp.where(stands, jnp.einsum('xV,VD->xD', d_logits, matrix), x)
+            left = jax.lax.dynamic_update_slice_in_dim(left, d_x, start, 0)
             more = d_table + jnp.einsum('xV,xD->VD', d_logits, x, preferred_element_type=jnp.float32)
             d_table = jnp.where(stands, more, d_table)
             if d_bias is not None:
                 d_bias = jnp.where(stands, d_bias + d_logits.astype(jnp.float32).sum(axis=0), d_bias)
-            gradients = d_rows, d_table, d_bias
-        return _Carry(carry.index + stands, ~stands, peak, jnp.where(stands, sums, carry.sums), gradients)
+            gradients = d_table, d_bias
+        return _Carry(carry.index + stands, ~stands, peak, jnp.where(stands, sums, carry.sums), left, gradients)
 
-    gradients = (None, None, None)
+    gradients = (None, None)
     if with_gradient:
         d_table = jnp.zeros(matrix.shape, table.dtype)
-        gradients = (jnp.zeros_like(rows), d_table, None if bias is None else jnp.zeros_like(bias))
+        gradients = (d_table, None if bias is None else jnp.zeros_like(bias))
     num_needed = _most(blocks.num_needed, static.row_axes or ())
-    first = _Carry(jnp.int32(0), jnp.bool(False), jnp.zeros(block_tokens), jnp.zeros(2), gradients)
+    first = _Carry(jnp.int32(0), jnp.bool(False), jnp.zeros(block_tokens), jnp.zeros(2), rows, gradients)
     last = jax.lax.while_loop(lambda carry: carry.index < num_needed, one_block, first)
-    sums, gradients = last.sums, last.gradients
     if not with_gradient:
-        return sums, None
-    d_rows, d_table, d_bias = gradients
-    return sums, (blocks.scatter(d_rows), own.scatter_width(d_table), d_bias)
+        return last.sums, None
+    d_table, d_bias = last.gradients
+    # Blocks that were not needed hold padding, whose hidden rows are zeros, as are its gradients.
+    return last.sums, (blocks.scatter(last.rows), own.scatter_width(d_table), d_bias)
