@@ -38,6 +38,32 @@ def test_the_kernel_takes_and_makes_them_side_by_side(num_heads: int, width: int
     jax.tree.map(oracles.assert_close, jax.value_and_grad(packed)(qkv), jax.value_and_grad(apart)(qkv))
 
 
+@pytest.mark.parametrize('is_packed', [True, False])
+@pytest.mark.parametrize(('num_heads', 'width', 'right'), [(4, 32, 0), (1, 128, None)])
+def test_the_kernel_takes_the_product_that_follows(
+    num_heads: int, width: int, right: int | None, is_packed: bool
+) -> None:
+    segments = jnp.array([[1, 1, 1, 2, 2, 0, 0], [1] * 7])
+    ids = segments, jnp.where(segments > 0, segments, -1)
+    kernel = RowKernel(num_heads, 0.3, None, right, True)
+    qkv, matrix, probe = draw(B, T, 3 * num_heads * width), draw(num_heads * width, 11), draw(B, T, 11)
+
+    def attend(qkv: jax.Array, *projection: jax.Array) -> jax.Array:
+        if is_packed:
+            return packed_attention(kernel, qkv, *ids, *projection)
+        parts = (part.reshape(B, T, num_heads, width) for part in jnp.split(qkv, 3, axis=-1))
+        return row_attention(kernel, *parts, *ids, *projection)
+
+    def at_once(qkv: jax.Array, matrix: jax.Array) -> jax.Array:
+        return (attend(qkv, matrix) * probe).sum()
+
+    def one_after_the_other(qkv: jax.Array, matrix: jax.Array) -> jax.Array:
+        return ((attend(qkv).reshape(B, T, -1) @ matrix) * probe).sum()
+
+    actual, expected = (jax.value_and_grad(f, (0, 1))(qkv, matrix) for f in (at_once, one_after_the_other))
+    jax.tree.map(oracles.assert_close, actual, expected)
+
+
 @pytest.mark.parametrize(('num_heads', 'head_dim'), [(4, 32), (3, 5)], ids=['whole lanes', 'by other kernels'])
 def test_the_layer_for_a_tpu_equals_that_for_others(num_heads: int, head_dim: int) -> None:
     width = 11

@@ -25,17 +25,23 @@ def attention(
     dropout_rng: PRNGKey | None = None,
     cached: bool = False,
     packed: Float[Array, 'B T E'] | None = None,
-) -> Float[Array, 'B T N U']:
+    projection: Float[Array, 'F D'] | None = None,
+) -> Float[Array, 'B T N U'] | Float[Array, 'B T D']:
     """Attends from `q` to `k` and `v` where `mask`, narrowed to the config's window, allows.
 
     `params` are the variant's own parameters, `terms` what the position scheme adds. Dropout on the weights is on when
     `dropout_rng` is given. `cached` says that the queries are a few new rows that attend to a cache, which holds zeros
-    where it holds no token; `packed` are q, k and v once more, side by side.
+    where it holds no token; `packed` are q, k and v once more, side by side. With a `projection`, F = N U, the outputs
+    of the heads side by side times it.
     """
     options = make_options(q, config, params=params, bias=bias, terms=terms, dropout_rng=dropout_rng)
-    options = options._replace(packed=packed, cached=cached)
     mask = mask.within(config.window, config.window_right, config.num_global)
-    return find(q, k, mask, config, terms=terms, cached=cached).function(q, k, v, mask, options)[0]
+    variant = find(q, k, mask, config, terms=terms, cached=cached)
+    options = options._replace(packed=packed, cached=cached, projection=projection if variant.projects else None)
+    output = variant.function(q, k, v, mask, options)[0]
+    if projection is None or variant.projects:
+        return output
+    return output.reshape(*output.shape[:2], -1) @ projection
 
 
 def attention_and_weights(

@@ -29,8 +29,10 @@ def pallas_attention(
     v: Float[Array, 'B S K U'],
     mask: Mask,
     options: Options,
-) -> tuple[Float[Array, 'B T N U'], None]:
-    """softmax(q k^T scale) v. O(T S) time, half of it if causal, O(T W) with a window; O(T + S) memory.
+) -> tuple[Float[Array, 'B T N U'] | Float[Array, 'B T D'], None]:
+    """softmax(q k^T scale) v, times the options' projection if they have one.
+
+    O(T S) time, half of it if causal, O(T W) with a window; O(T + S) memory.
 
     Rows of a sharded batch stay where they are: the kernels run shard by shard, of rows and of heads. Raises
     `ValueError` for what the kernels have no room for: weights, dropout, biases, globals, prefixes, and causal masks or
@@ -45,17 +47,27 @@ def pallas_attention(
     k_segments = checkpoint_name(jnp.where(seen, mask.k_segments, -1), 'segments')
     if options.packed is not None and fits_rows(q, k, v):
         return _packed(options.packed, q.shape, q_segments, k_segments, reach=reach, options=options), None
-    on_tpu = by_rows if fits_rows(q, k, v) else splash
+    on_tpu = by_rows if fits_rows(q, k, v) else _then_project(splash)
 
     def attend(*arrays: Array) -> Array:
         return jax.lax.platform_dependent(
             *arrays,
             tpu=functools.partial(on_tpu, reach=reach, options=options),
-            cuda=functools.partial(flash, reach=reach, options=options),
-            cpu=functools.partial(flash, reach=reach, options=options, interpret=True),
+            cuda=functools.partial(_then_project(flash), reach=reach, options=options),
+            cpu=functools.partial(_then_project(flash), reach=reach, options=options, interpret=True),
         )
 
     return _by_shard(attend)(q, k, v, q_segments, k_segments), None
+
+
+def _then_project(attend: Any) -> Any:
+    """The same with the product that follows, where the options have it."""
+
+    def projected(*arrays: Array, options: Options, **rest: Any) -> Array:
+        heads = attend(*arrays, options=options, **rest)
+        return heads if options.projection is None else heads.reshape(*heads.shape[:2], -1) @ options.projection
+
+    return projected
 
 
 def _packed(
@@ -66,17 +78,19 @@ def _packed(
     *,
     reach: Reach,
     options: Options,
-) -> Float[Array, 'B T N H']:
+) -> Float[Array, 'B T N H'] | Float[Array, 'B T D']:
     """Of queries, keys and values side by side, each of which has this shape by itself."""
 
     def by_packed_rows(qkv: Array, *segments: Array) -> Array:
         from transformer_jax.attention.pallas_tpu import RowKernel, packed_attention
 
-        return packed_attention(RowKernel(shape[2], options.scale, *reach, False), qkv, *segments).reshape(shape)
+        kernel = RowKernel(shape[2], options.scale, *reach, False)
+        outputs = packed_attention(kernel, qkv, *segments, options.projection)
+        return outputs.reshape(shape) if options.projection is None else outputs
 
     def elsewhere(qkv: Array, *segments: Array, interpret: bool = False) -> Array:
         parts = (part.reshape(shape) for part in jnp.split(qkv, 3, axis=-1))
-        return flash(*parts, *segments, reach=reach, options=options, interpret=interpret)
+        return _then_project(flash)(*parts, *segments, reach=reach, options=options, interpret=interpret)
 
     arrays = qkv, q_segments, k_segments
     on_cpu = functools.partial(elsewhere, interpret=True)
@@ -100,11 +114,12 @@ def by_rows(
     reach: Reach,
     options: Options,
     interpret: bool = False,
-) -> Float[Array, 'B T N H']:
+) -> Float[Array, 'B T N H'] | Float[Array, 'B T D']:
     """By our own TPU kernels for short texts."""
     from transformer_jax.attention.pallas_tpu import RowKernel, row_attention
 
-    return row_attention(RowKernel(q.shape[2], options.scale, *reach, interpret), q, k, v, q_segments, k_segments)
+    kernel = RowKernel(q.shape[2], options.scale, *reach, interpret)
+    return row_attention(kernel, q, k, v, q_segments, k_segments, options.projection)
 
 
 def splash(
@@ -255,4 +270,5 @@ PALLAS = Variant(
     pallas_attention,
     frozenset('causal cross segments window grouped_heads value_dim rotary gpu tpu float32 bfloat16'.split()),
     check,
+    projects=True,
 )

@@ -41,58 +41,60 @@ def row_attention(
     v: Float[Array, 'B S N H'],
     q_segments: Int[Array, 'B T'],
     k_segments: Int[Array, 'B S'],
-) -> Float[Array, 'B T N H']:
+    projection: Float[Array, 'E D'] | None = None,
+) -> Float[Array, 'B T N H'] | Float[Array, 'B T D']:
     """softmax(q k^T scale) v where segments are equal; rows of q with an id no key has, and of k with none, are empty.
 
-    Ids of empty slots must be below 1, and different on the two sides.
+    Ids of empty slots must be below 1, and different on the two sides. With a `projection`, E = N H, the heads' outputs
+    side by side times it: its gradient takes what the backward pass makes anyway, and no output is kept or made again.
     """
-    flat = [x.reshape(*x.shape[:2], -1) for x in (q, k, v)]
-    return _attend(kernel, *flat, q_segments, k_segments).reshape(q.shape)
+    flat = tuple(x.reshape(*x.shape[:2], -1) for x in (q, k, v))
+    outputs = _attend(kernel, flat, (q_segments, k_segments), projection)
+    return outputs.reshape(q.shape) if projection is None else outputs
 
 
 def packed_attention(
-    kernel: RowKernel, qkv: Float[Array, 'B T E'], q_segments: Int[Array, 'B T'], k_segments: Int[Array, 'B T']
-) -> Float[Array, 'B T D']:
-    """The same of queries, keys and values side by side, E = 3 D, and so of their gradients: one product makes each."""
-    return _attend_packed(kernel, qkv, q_segments, k_segments)
+    kernel: RowKernel,
+    qkv: Float[Array, 'B T E'],
+    q_segments: Int[Array, 'B T'],
+    k_segments: Int[Array, 'B T'],
+    projection: Float[Array, 'F D'] | None = None,
+) -> Float[Array, 'B T F'] | Float[Array, 'B T D']:
+    """The same of queries, keys and values side by side, E = 3 F, and so of their gradients: one product makes each."""
+    return _attend(kernel, (qkv,), (q_segments, k_segments), projection)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(kernel: RowKernel, q: Array, k: Array, v: Array, q_segments: Array, k_segments: Array) -> Array:
-    return _call(kernel, _forward_kernel, (q, k, v), (q_segments, k_segments), (q,), num_products=2)[0]
+def _attend(
+    kernel: RowKernel, inputs: tuple[Array, ...], segments: tuple[Array, Array], projection: Array | None
+) -> Array:
+    """`inputs` are queries, keys and values, or one array of all three."""
+    body = _forward_kernel if len(inputs) > 1 else _packed_forward_kernel
+    (outputs,) = _call(kernel, body, inputs, segments, (_like_outputs(inputs),), num_products=2)
+    return outputs if projection is None else outputs @ projection
 
 
-def _forward(kernel: RowKernel, *arrays: Array) -> tuple[Array, tuple[Array, ...]]:
+def _forward(kernel: RowKernel, *arrays: Any) -> tuple[Array, tuple[Any, ...]]:
     return _attend(kernel, *arrays), arrays
 
 
-def _backward(kernel: RowKernel, kept: tuple[Array, ...], d_output: Array) -> tuple[Array | None, ...]:
-    q, k, v, q_segments, k_segments = kept
-    segments = q_segments, k_segments
-    gradients = _call(kernel, _backward_kernel, (q, k, v, d_output), segments, (q, k, v), num_products=5)
-    return *gradients, None, None
+def _backward(kernel: RowKernel, kept: tuple[Any, ...], d_outputs: Array) -> tuple[Any, ...]:
+    inputs, segments, projection = kept
+    body = _backward_kernel if len(inputs) > 1 else _packed_backward_kernel
+    if projection is None:
+        return _call(kernel, body, (*inputs, d_outputs), segments, inputs, num_products=5), (None, None), None
+    arrays, like = (*inputs, d_outputs @ projection.T), (*inputs, _like_outputs(inputs))
+    *gradients, outputs = _call(kernel, body, arrays, segments, like, num_products=6)
+    return tuple(gradients), (None, None), jnp.einsum('BTE,BTD->ED', outputs, d_outputs)
 
 
 _attend.defvjp(_forward, _backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend_packed(kernel: RowKernel, qkv: Array, q_segments: Array, k_segments: Array) -> Array:
-    like = jax.ShapeDtypeStruct((*qkv.shape[:2], qkv.shape[2] // 3), qkv.dtype)
-    return _call(kernel, _packed_forward_kernel, (qkv,), (q_segments, k_segments), (like,), num_products=2)[0]
-
-
-def _forward_packed(kernel: RowKernel, *arrays: Array) -> tuple[Array, tuple[Array, ...]]:
-    return _attend_packed(kernel, *arrays), arrays
-
-
-def _backward_packed(kernel: RowKernel, kept: tuple[Array, ...], d_output: Array) -> tuple[Array | None, ...]:
-    qkv, *segments = kept
-    arrays = qkv, d_output
-    return *_call(kernel, _packed_backward_kernel, arrays, tuple(segments), (qkv,), num_products=5), None, None
-
-
-_attend_packed.defvjp(_forward_packed, _backward_packed)
+def _like_outputs(inputs: tuple[Array, ...]) -> jax.ShapeDtypeStruct:
+    first = inputs[0]
+    width = first.shape[2] if len(inputs) > 1 else first.shape[2] // 3
+    return jax.ShapeDtypeStruct((*first.shape[:2], width), first.dtype)
 
 
 def _call(
@@ -150,24 +152,30 @@ def _forward_kernel(kernel: RowKernel, q_ref: Ref, k_ref: Ref, v_ref: Ref, q_ids
 def _backward_kernel(
     kernel: RowKernel,
     q_ref: Ref, k_ref: Ref, v_ref: Ref, d_o_ref: Ref, q_ids: Ref, k_ids: Ref,
-    d_q_ref: Ref, d_k_ref: Ref, d_v_ref: Ref,
+    d_q_ref: Ref, d_k_ref: Ref, d_v_ref: Ref, o_ref: Ref | None = None,
 ) -> None:  # fmt: skip
+    """With `o_ref` the outputs as well."""
     q_column, k_column = _column(q_ids[...]), _column(k_ids[...])
     may_see = _may_see(kernel, q_column, k_ids[...])
 
     def differentiate(lanes: Any) -> None:
         groups = [_real(ref, lanes, q_column > 0) for ref in (q_ref, d_o_ref)]
         groups += [_real(ref, lanes, k_column > 0) for ref in (k_ref, v_ref)]
-        gradients = []
+        gradients, outputs = [], []
         for q, d_o, k, v in _heads(kernel, q_ref.shape[1], *groups):
             weights = _weights(kernel, q, k, may_see)
-            d_v = _product(weights.astype(v.dtype), d_o, (0, 0))
+            lowered = weights.astype(v.dtype)
+            if o_ref is not None:
+                outputs.append(_product(lowered, v, (1, 0)))
+            d_v = _product(lowered, d_o, (0, 0))
             d_weights = _product(d_o, v, (1, 1))
             mean = (weights * d_weights).sum(1, keepdims=True)
             d_logits = (weights * (d_weights - mean) * kernel.scale).astype(q.dtype)
             gradients.append((_product(d_logits, k, (1, 0)), _product(d_logits, q, (0, 0)), d_v))
         for ref, own in zip((d_q_ref, d_k_ref, d_v_ref), zip(*gradients, strict=True), strict=True):
             ref[:, lanes] = jnp.concatenate(own, axis=1).astype(ref.dtype)
+        if o_ref is not None:
+            o_ref[:, lanes] = jnp.concatenate(outputs, axis=1).astype(o_ref.dtype)
 
     _for_lane_groups(kernel, q_ref.shape, differentiate)
 
@@ -178,11 +186,13 @@ def _packed_forward_kernel(kernel: RowKernel, qkv_ref: Ref, q_ids: Ref, k_ids: R
 
 
 def _packed_backward_kernel(
-    kernel: RowKernel, qkv_ref: Ref, d_o_ref: Ref, q_ids: Ref, k_ids: Ref, gradients_ref: Ref
-) -> None:
+    kernel: RowKernel,
+    qkv_ref: Ref, d_o_ref: Ref, q_ids: Ref, k_ids: Ref,
+    gradients_ref: Ref, o_ref: Ref | None = None,
+) -> None:  # fmt: skip
     q_ref, k_ref, v_ref = _thirds(qkv_ref)
     d_q_ref, d_k_ref, d_v_ref = _thirds(gradients_ref)
-    _backward_kernel(kernel, q_ref, k_ref, v_ref, d_o_ref, q_ids, k_ids, d_q_ref, d_k_ref, d_v_ref)
+    _backward_kernel(kernel, q_ref, k_ref, v_ref, d_o_ref, q_ids, k_ids, d_q_ref, d_k_ref, d_v_ref, o_ref)
 
 
 def _thirds(ref: Ref) -> tuple[Ref, Ref, Ref]:

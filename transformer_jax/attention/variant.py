@@ -45,6 +45,7 @@ class Options(NamedTuple):
     return_weights: bool = False
     cached: bool = False  # k and v are a cache: zeros in slots that hold no token, so that nothing has to be emptied
     packed: Float[Array, 'B T E'] | None = None  # q, k and v side by side, E = 3 N H, for who can use them as one
+    projection: Float[Array, 'E D'] | None = None  # the product that follows, for who takes it with its own: `projects`
 
 
 class Running(NamedTuple):
@@ -90,4 +91,5 @@ class Variant(NamedTuple):
     check: Callable[[Use], str | None] | None = None  # what a set can't say: a message, or None when it works
     parameters: Callable[[AttentionConfig, int], dict[str, Parameter]] | None = None  # by config and max_length
     running: Running | None = None
+    projects: bool = False  # the output is already `[B, T, D]` where the options have a projection
     exact: bool = True  # equals the definition of its kind; False = an approximation of `dot`

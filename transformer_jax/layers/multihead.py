@@ -107,8 +107,11 @@ class MultiHeadAttention(nn.Module):
         config = self.config
         equal = config.num_kv_heads in (None, config.num_heads) and config.value_dim in (None, config.head_dim)
         placed = self.scheme is not None and position_schemes.SCHEMES[self.scheme.positions].on_heads is not None
-        on_one = target_platform() == 'tpu' and ambient_mesh() is None
-        return on_one and equal and not placed and not config.use_bias
+        return self._projects() and equal and not placed
+
+    def _projects(self) -> bool:
+        """Whether the output projection goes with the attention: where a kernel may take it with its own products."""
+        return target_platform() == 'tpu' and ambient_mesh() is None and not self.config.use_bias
 
     def _attend_packed(
         self, inputs: Float[Array, 'B T D'], mask: Mask, shared_terms: PositionTerms | None
@@ -130,7 +133,10 @@ class MultiHeadAttention(nn.Module):
             output, weights = attention_and_weights(q, k, v, mask, self.config, **options)
             self.sow('weights', 'weights', weights)
             return self.output(output)
-        return self.output(attention(q, k, v, mask, self.config, dropout_rng=rng, **given, **options))
+        if self._projects():
+            given['projection'] = self.output.matrix()
+        heads = attention(q, k, v, mask, self.config, dropout_rng=rng, **given, **options)
+        return heads if self._projects() else self.output(heads)
 
     def init_state(self, batch: int, num_slots: int) -> 'KeyValues | RunningState':
         """What a decode keeps of this self-attention: keys and values, or the running sums of a kind that has them."""
