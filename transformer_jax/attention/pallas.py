@@ -81,11 +81,11 @@ def _packed(
 ) -> Float[Array, 'B T N H'] | Float[Array, 'B T D']:
     """Of queries, keys and values side by side, each of which has this shape by itself."""
 
-    def by_packed_rows(qkv: Array, *segments: Array) -> Array:
+    def by_packed_rows(qkv: Array, q_segments: Array, k_segments: Array) -> Array:
         from transformer_jax.attention.pallas_tpu import RowKernel, packed_attention
 
         kernel = RowKernel(shape[2], options.scale, *reach, False)
-        outputs = packed_attention(kernel, qkv, *segments, options.projection)
+        outputs = packed_attention(kernel, qkv, q_segments, k_segments, options.projection)
         return outputs.reshape(shape) if options.projection is None else outputs
 
     def elsewhere(qkv: Array, *segments: Array, interpret: bool = False) -> Array:

@@ -26,12 +26,13 @@ class Chip:
     interconnect: float  # bytes a second that it receives from its neighbours
     clock: float  # cycles a second
     compiler_counts_cycles: bool = False
+    scoped_vmem_kib: int | None = None  # of its fast memory, for one operation; None = as the compiler has it
 
 
 # By how a device's kind begins; the first that fits.
 CHIPS: dict[str, Chip] = {
     'TPU v6 lite': Chip('v6e', 32 * _GIB, 918e12, 1638e9, 200e9, 1.75e9, True),
-    'TPU v5 lite': Chip('v5e', 16 * _GIB, 197e12, 819e9, 100e9, 1.5e9, True),
+    'TPU v5 lite': Chip('v5e', 16 * _GIB, 197e12, 819e9, 100e9, 1.5e9, True, scoped_vmem_kib=32768),
     'TPU v5': Chip('v5p', 95 * _GIB, 459e12, 2765e9, 200e9, 1.75e9, True),
     'TPU v4': Chip('v4', 16 * _GIB, 137.5e12, 614e9, 50e9, 1.05e9, True),
     'NVIDIA H200': Chip('H200', 141 * 10**9, 989.4e12, 4.8e12, 450e9, 1.83e9),

@@ -12,6 +12,7 @@ import optax
 from transformer_jax.config import Config
 from transformer_jax.data.batch import Batch
 from transformer_jax.models.interface import Model
+from transformer_jax.parallel.chips import find_chip
 from transformer_jax.parallel.mesh import batch_sharding, replicated
 from transformer_jax.training.optimizer import make_optimizer
 from transformer_jax.training.schedule import make_schedule
@@ -37,12 +38,23 @@ def make_update(config: Config, model: Model, mesh: jax.sharding.Mesh) -> Update
     shardings = state_shardings(model, optimizer, abstract, mesh)
     batch = batch_sharding(mesh)
     jitted = jax.jit(
-        step, in_shardings=(shardings, batch), out_shardings=(shardings, replicated(mesh)), donate_argnums=0
+        step,
+        in_shardings=(shardings, batch),
+        out_shardings=(shardings, replicated(mesh)),
+        donate_argnums=0,
+        compiler_options=_compiler_options(mesh),
     )
     state = jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), abstract, shardings
     )
     return Update(jitted, optimizer, state, batch)
+
+
+def _compiler_options(mesh: jax.sharding.Mesh) -> dict[str, str] | None:
+    chip = find_chip(mesh.devices.flat[0].device_kind)
+    if chip is None or chip.scoped_vmem_kib is None:
+        return None
+    return {'xla_tpu_scoped_vmem_limit_kib': str(chip.scoped_vmem_kib)}
 
 
 def abstract_batch(
