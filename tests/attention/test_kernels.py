@@ -2,6 +2,7 @@
 cuDNN's call by what it asks of `jax.nn.dot_product_attention`, computed by XLA.
 """  # fmt: skip
 
+import contextlib
 import math
 import sys
 from typing import Any
@@ -166,6 +167,24 @@ def test_kernels_run_on_each_shard_of_the_batch() -> None:
     assert 'all-gather' not in program.as_text()
     for one, other in zip(*map(jax.tree.leaves, (ours, expected)), strict=True):
         oracles.assert_close(one, np.asarray(other), 1e-6)
+
+
+@pytest.mark.parametrize('num_devices', [1, 8])
+def test_the_product_that_follows_is_taken_along(num_devices: int) -> None:
+    mask = jax.tree.map(lambda x: jnp.concatenate([x] * 4), cases.self_mask('packed', causal=True, aligned=True))
+    arrays = cases.make_arrays(mask)
+    q, k, v = (jnp.float32(arrays[name]) for name in ('q', 'k', 'v'))
+    num_rows = q.shape[2] * v.shape[3]
+    matrix = jnp.float32(np.random.default_rng(1).normal(size=(num_rows, 11)))
+    options = Options(AttentionConfig(block_size=16), 0.3)
+    expected = pallas(q, k, v, mask, options)[0].reshape(*q.shape[:2], num_rows) @ matrix
+
+    def run(*arrays: jax.Array) -> jax.Array:
+        return pallas(*arrays, mask, options._replace(projection=matrix))[0]
+
+    mesh = jax.make_mesh((8,), ('data',), axis_types=(AxisType.Auto,))
+    with jax.set_mesh(mesh) if num_devices > 1 else contextlib.nullcontext():
+        oracles.assert_close(jax.jit(run)(q, k, v), np.asarray(expected), 1e-6)
 
 
 def test_a_block_beyond_reach_is_not_visited() -> None:

@@ -45,6 +45,9 @@ def pallas_attention(
     # What nobody looks at is padding too. That of the two sides gets unlike ids, so that it does not see itself.
     q_segments = checkpoint_name(jnp.where(sees, mask.q_segments, 0), 'segments')
     k_segments = checkpoint_name(jnp.where(seen, mask.k_segments, -1), 'segments')
+    if options.projection is not None and ambient_mesh() is not None:  # a shard has but some of the heads
+        heads, _ = pallas_attention(q, k, v, mask, options._replace(projection=None))
+        return heads.reshape(*heads.shape[:2], -1) @ options.projection, None
     if options.packed is not None and fits_rows(q, k, v):
         return _packed(options.packed, q.shape, q_segments, k_segments, reach=reach, options=options), None
     on_tpu = by_rows if fits_rows(q, k, v) else _then_project(splash)
