@@ -23,6 +23,7 @@ from transformer_jax.layers.embedding import PositionEmbedding
 from transformer_jax.layers.feed_forward import FeedForward
 from transformer_jax.layers.kv_cache import DecodeState, KeyValues, LayerState, Reading, RunningState
 from transformer_jax.layers.multihead import SharedTerms
+from transformer_jax.layers.norm import Rows, finish
 from transformer_jax.layers.residual import Residual, make_norm
 from transformer_jax.models.family import Family, VocabularyModule, check_single_table
 from transformer_jax.models.interface import LANGUAGE_MODEL, TRANSLATION, Task
@@ -47,6 +48,8 @@ class CausalLayer(nn.Module):
     config: ModelConfig
     dtype: jnp.dtype
 
+    takes_open_rows = True  # in the place of inputs, and gives such: see `Normalised`
+
     def setup(self) -> None:
         config, dtype = self.config, self.dtype
         self.self_attention = make_attention(config, 'decoder_self', dtype, causal=not has_open_prefix(config))
@@ -56,11 +59,9 @@ class CausalLayer(nn.Module):
         )
         self.feed_forward_residual = Residual(config, dtype)
 
-    def __call__(
-        self, inputs: Float[Array, 'B T D'], mask: Mask, terms: PositionTerms | None = None
-    ) -> Float[Array, 'B T D']:
-        x = self.self_attention_residual(inputs, lambda y: self.self_attention(y, y, mask, terms))
-        return self.feed_forward_residual(x, self.feed_forward)
+    def __call__(self, inputs: Rows, mask: Mask, terms: PositionTerms | None = None) -> Rows:
+        x = self.self_attention_residual(finish(inputs), lambda y: self.self_attention(y, y, mask, terms))
+        return self.feed_forward_residual.leave_open(x, self.feed_forward)
 
     def init_state(self, batch: int, num_slots: int) -> LayerState:
         """What the layer keeps of the target read so far."""

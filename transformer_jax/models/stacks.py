@@ -15,8 +15,9 @@ from transformer_jax.layers.convolution import Convolution
 from transformer_jax.layers.feed_forward import FeedForward
 from transformer_jax.layers.kv_cache import LayerState, Reading
 from transformer_jax.layers.multihead import MultiHeadAttention
+from transformer_jax.layers.norm import Rows, finish
 from transformer_jax.layers.recurrence import Recurrence
-from transformer_jax.layers.residual import Residual, make_norm
+from transformer_jax.layers.residual import Residual, make_norm, open_rows
 from transformer_jax.position_terms import PositionTerms
 from transformer_jax.shapes import Array, Float, Int
 
@@ -75,6 +76,7 @@ class _MixingLayer(nn.Module):
     index: int | None = None
 
     side = ''  # 'encoder' or 'decoder'
+    takes_open_rows = True  # in the place of inputs, and gives such: see `Normalised`
 
     def _declare_mixing(self) -> None:
         setattr(self, self._mixing_name, _make_mixing(self.config, self.side, self.dtype))
@@ -115,13 +117,13 @@ class EncoderLayer(_MixingLayer):
 
     def __call__(
         self,
-        inputs: Float[Array, 'B S D'],
+        inputs: Rows,
         mask: Mask,
         terms: PositionTerms | None = None,
         index: Int[Array, ''] | None = None,
-    ) -> Float[Array, 'B S D']:
-        x = self._mixing_residual(inputs, lambda y: self._mixing.mix(y, mask, terms, **self._index_of(index)))
-        return self.feed_forward_residual(x, self.feed_forward)
+    ) -> Rows:
+        x = self._mixing_residual(finish(inputs), lambda y: self._mixing.mix(y, mask, terms, **self._index_of(index)))
+        return self.feed_forward_residual.leave_open(x, self.feed_forward)
 
 
 class DecoderLayer(_MixingLayer):
@@ -139,16 +141,16 @@ class DecoderLayer(_MixingLayer):
 
     def __call__(
         self,
-        inputs: Float[Array, 'B T D'],
+        inputs: Rows,
         mask: Mask,
         memory: Float[Array, 'B S D'],
         memory_mask: Mask,
         terms: PositionTerms | None = None,
         index: Int[Array, ''] | None = None,
-    ) -> Float[Array, 'B T D']:
-        x = self._mixing_residual(inputs, lambda y: self._mixing.mix(y, mask, terms, **self._index_of(index)))
+    ) -> Rows:
+        x = self._mixing_residual(finish(inputs), lambda y: self._mixing.mix(y, mask, terms, **self._index_of(index)))
         x = self.cross_attention_residual(x, lambda y: self.cross_attention(y, memory, memory_mask))
-        return self.feed_forward_residual(x, self.feed_forward)
+        return self.feed_forward_residual.leave_open(x, self.feed_forward)
 
     def project_memory(self, memory: Float[Array, 'B S D']) -> tuple[Array, Array]:
         """Cross keys and values, computed once a sentence."""
@@ -206,7 +208,7 @@ class Stack(nn.Module):
         # Layers that differ by their dilation alone are still one program, which is told the number of its layer.
         index = jnp.arange(self.num_layers) if self.config.convolution.dilation_growth > 1 else None
 
-        def body(module: nn.Module, carry: Array, index: Array | None, *context: Any) -> tuple[Array, None]:
+        def body(module: nn.Module, carry: Any, index: Array | None, *context: Any) -> tuple[Any, None]:
             return module(carry, *context, **({} if index is None else {'index': index})), None
 
         scanned = nn.scan(
@@ -218,5 +220,7 @@ class Stack(nn.Module):
             unroll=unroll,
             metadata_params={nn.PARTITION_NAME: 'layers'},
         )
-        x, _ = scanned(layer(self.config, self.dtype, name='layers'), inputs, index, *context)
+        rows = open_rows(self.config, inputs) if getattr(self.layer, 'takes_open_rows', False) else inputs
+        rows, _ = scanned(layer(self.config, self.dtype, name='layers'), rows, index, *context)
+        x = finish(rows)
         return make_norm(self.config, self.dtype, 'final_norm')(x) if self.config.norm_order == 'pre' else x
