@@ -362,7 +362,7 @@ class ExecutionConfig:
     mesh: MeshConfig = _group(MeshConfig)
     hosts: HostsConfig = _group(HostsConfig)
     unroll: int | None = _count(None, free=True)  # layers a loop turn holds; None = all of them, no loop
-    remat: str = option('none', choices=('none', 'full', 'dots', 'names'), free=True)
+    remat: str = option('none', choices=('none', 'full', 'dots', 'names', 'narrow'), free=True)
     compilation_cache: str | None = option(None, free=True)  # folder of compiled programs; None = off
 
 

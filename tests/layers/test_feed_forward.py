@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 from tests import oracles
 from transformer_jax.layers.feed_forward import ACTIVATIONS, FeedForward
+from transformer_jax.models.stacks import REMAT_POLICIES
 
 B, T, D, F = 2, 3, 5, 7
 
@@ -48,3 +50,20 @@ def test_its_parameters_are_those_of_the_oracle() -> None:
     shapes = jax.eval_shape(layer.init, jax.random.key(0), jnp.zeros((B, T, D)))['params']
     assert sorted(shapes) == ['contract', 'expand', 'gate']
     assert all(sorted(own) == ['bias', 'kernel'] for own in shapes.values())
+
+
+def test_rematerialisation_makes_the_hidden_rows_again_where_they_are_not_kept() -> None:
+    layer = FeedForward(17, 'relu', 0.0, jnp.dtype('float32'))
+    inputs = jnp.ones((2, 3, 5))
+    params = layer.init(jax.random.key(0), inputs)
+
+    def count(policy: str) -> int:
+        """Matrix products in the program of a gradient."""
+
+        def loss(params: Any, x: Any) -> jax.Array:
+            return (layer.apply(params, checkpoint_name(x * 2, 'stream')) ** 2).sum()
+
+        rematerialised = jax.checkpoint(loss, policy=REMAT_POLICIES[policy])
+        return str(jax.make_jaxpr(jax.grad(rematerialised, argnums=(0, 1)))(params, inputs)).count('dot_general[')
+
+    assert count('narrow') == count('names') + 1

@@ -204,7 +204,9 @@ def run_with_dropout(execution: ExecutionConfig) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('unroll', 'remat'), [(None, 'none'), (2, 'full'), (1, 'dots'), (None, 'names')])
+@pytest.mark.parametrize(
+    ('unroll', 'remat'), [(None, 'none'), (2, 'full'), (1, 'dots'), (None, 'names'), (2, 'narrow')]
+)
 def test_unroll_and_remat_change_nothing(unroll: int | None, remat: str) -> None:
     hidden, gradients = run_with_dropout(ExecutionConfig(unroll=unroll, remat=remat))
     expected, expected_gradients = run_with_dropout(ExecutionConfig(unroll=1))

@@ -21,11 +21,14 @@ from transformer_jax.layers.residual import Residual, make_norm, open_rows
 from transformer_jax.position_terms import PositionTerms
 from transformer_jax.shapes import Array, Float, Int
 
+_NAMES = ('heads', 'stream', 'normalised', 'segments')
 REMAT_POLICIES = {
     'full': jax.checkpoint_policies.nothing_saveable,
     'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     # By what the layers name: keeps what costs a product, makes attention, norms and dropout bits again.
-    'names': jax.checkpoint_policies.save_only_these_names('heads', 'stream', 'normalised', 'hidden', 'segments'),
+    'names': jax.checkpoint_policies.save_only_these_names(*_NAMES, 'hidden'),
+    # Without the hidden rows of feed-forward layers, the widest by far: one product of a layer is made again.
+    'narrow': jax.checkpoint_policies.save_only_these_names(*_NAMES),
 }
 
 
