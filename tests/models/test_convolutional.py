@@ -136,7 +136,7 @@ def test_gradients_equal_finite_differences_of_the_loops(variant: str) -> None:
 @pytest.mark.parametrize('variant', ['separable, dilated', pytest.param('plain', marks=pytest.mark.slow)])
 def test_reading_through_the_cache_equals_reading_at_once(variant: str) -> None:
     """A prefix of another length in each row, then hypotheses that are reordered twice between steps."""
-    search = Search(make_model(variant), width=1, slots=9, limit=3e-5, spoil_padding=True)  # logits reach 32 here
+    search = Search(make_model(variant), width=1, slots=9, factor=0.7, spoil_padding=True)  # without, logits reach 32
     search.prefill([3, 1, 4, 2])
     search.broadcast(3)
     for _ in range(2):
@@ -150,7 +150,7 @@ def test_reading_through_the_cache_equals_reading_at_once(variant: str) -> None:
 
 @pytest.mark.slow
 def test_reorder_moves_the_past_inputs_and_nothing_of_the_source() -> None:
-    search = Search(make_model('plain'), width=3, slots=4, limit=3e-5)
+    search = Search(make_model('plain'), width=3, slots=4, factor=0.7)
     search.step()
     search.reorder()
     search.step()
@@ -214,7 +214,7 @@ def test_any_kind_of_attention_finds_the_source() -> None:
     assert model.module.init  # the score's parameters are the layer's own
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     assert shapes['decoder']['layers']['attention']['key_map'].shape[:2] == (3, 1)
-    search = Search(model, width=2, slots=3, limit=3e-5)
+    search = Search(model, width=2, slots=3, factor=0.7)
     for _ in range(3):
         search.step()
         search.reorder()

@@ -27,10 +27,18 @@ class Search:
     """A decode beside a plain record of what each hypothesis has read; `check` compares the two."""
 
     def __init__(
-        self, model: Model, width: int, slots: int, *, limit: float = 1e-5, seed: int = 0, spoil_padding: bool = False
+        self,
+        model: Model,
+        width: int,
+        slots: int,
+        *,
+        limit: float = 1e-5,
+        seed: int = 0,
+        factor: float = 1.0,
+        spoil_padding: bool = False,
     ) -> None:
         self.model, self.limit = model, limit
-        self.params = make_params(model)
+        self.params = jax.tree.map(lambda leaf: leaf * factor, make_params(model))
         self.source = make_batch(SOURCES, [1] * len(SOURCES), pads=(2, 0))
         self.rng = np.random.default_rng(seed)
         source = self.source
