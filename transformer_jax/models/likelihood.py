@@ -296,7 +296,7 @@ def _run_blocks(
         d_table = jnp.zeros(matrix.shape, table.dtype)
         gradients = (d_table, None if bias is None else jnp.zeros_like(bias))
     num_needed = _most(blocks.num_needed, static.row_axes or ())
-    first = _Carry(jnp.int32(0), jnp.bool(False), jnp.zeros(block_tokens), jnp.zeros(2), rows, gradients)
+    first = _Carry(jnp.int32(0), jnp.bool(False), jnp.zeros(block_tokens, jnp.float32), jnp.zeros(2), rows, gradients)
     last = jax.lax.while_loop(lambda carry: carry.index < num_needed, one_block, first)
     if not with_gradient:
         return last.sums, None
