@@ -82,11 +82,16 @@ def make_optimizers(name: str = 'adam') -> tuple[optax.GradientTransformation, o
 
 
 @functools.cache
-def update(model: Model, mesh_config: MeshConfig, optimizer_name: str = 'adam', accumulation: int = 1) -> Update:
-    """The first update of a run on a mesh over as many devices as it takes, those of all processes."""
+def update(
+    model: Model, mesh_config: MeshConfig, optimizer_name: str = 'adam', accumulation: int = 1, factor: float = 0.5
+) -> Update:
+    """The first update of a run on a mesh over as many devices as it takes, those of all processes.
+
+    The parameters are those of other tests times `factor`: at half of them rounding moves a softmax less.
+    """
     mesh = make_mesh(mesh_config, jax.devices()[: num_devices(mesh_config)])
     optimizer, schedule = make_optimizers(optimizer_name)
-    params = jax.tree.map(lambda leaf: leaf / 2, tiny.make_params(model))  # a softmax that rounding moves less
+    params = jax.tree.map(lambda leaf: leaf * factor, tiny.make_params(model))
     start = jax.device_get(make_state(params, optimizer, with_average=True))
     with jax.set_mesh(mesh):
         abstract = abstract_state(model, optimizer, with_average=True)

@@ -125,8 +125,10 @@ def _require_no_table(text: str, config: MeshConfig) -> None:
 @pytest.mark.parametrize('mesh', ['data2fsdp2model2', 'fsdp4', 'model2'])
 def test_every_family_learns_the_same_on_a_mesh(family: str, mesh: str) -> None:
     model = make_model(**FAMILIES[family])
-    found = update(model, MESHES[mesh])
-    assert_equal(found, update(model, ONE))
+    # At half its parameters this attention sees all alike: its gradient is 1e-4 of all, and a part of that rounding.
+    factor = 1.0 if family == 'recurrent, bahdanau' else 0.5
+    found = update(model, MESHES[mesh], factor=factor)
+    assert_equal(found, update(model, ONE, factor=factor))
     _require_split(found, model, MESHES[mesh])
 
 
