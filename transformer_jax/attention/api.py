@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from transformer_jax.attention import VARIANTS, choose, variants_of
 from transformer_jax.attention.mask import Mask
 from transformer_jax.attention.ring import num_sequence_shards
-from transformer_jax.attention.variant import Options, Use, Variant
+from transformer_jax.attention.variant import Options, Use, Variant, project
 from transformer_jax.config import AttentionConfig
 from transformer_jax.parallel.platform import target_platform
 from transformer_jax.position_terms import PositionTerms
@@ -39,9 +39,7 @@ def attention(
     variant = find(q, k, mask, config, terms=terms, cached=cached)
     options = options._replace(packed=packed, cached=cached, projection=projection if variant.projects else None)
     output = variant.function(q, k, v, mask, options)[0]
-    if projection is None or variant.projects:
-        return output
-    return output.reshape(*output.shape[:2], -1) @ projection
+    return output if variant.projects else project(output, projection)
 
 
 def attention_and_weights(

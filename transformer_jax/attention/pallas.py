@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from transformer_jax.attention.dense import empty_unseen
 from transformer_jax.attention.mask import Mask
-from transformer_jax.attention.variant import Options, Use, Variant
+from transformer_jax.attention.variant import Options, Use, Variant, project
 from transformer_jax.parallel.rules import activation_spec, ambient_mesh
 from transformer_jax.shapes import Array, Bool, Float, Int
 
@@ -47,7 +47,7 @@ def pallas_attention(
     k_segments = checkpoint_name(jnp.where(seen, mask.k_segments, -1), 'segments')
     if options.projection is not None and ambient_mesh() is not None:  # a shard has but some of the heads
         heads, _ = pallas_attention(q, k, v, mask, options._replace(projection=None))
-        return heads.reshape(*heads.shape[:2], -1) @ options.projection, None
+        return project(heads, options.projection), None
     if options.packed is not None and fits_rows(q, k, v):
         return _packed(options.packed, q.shape, q_segments, k_segments, reach=reach, options=options), None
     on_tpu = by_rows if fits_rows(q, k, v) else _then_project(splash)
@@ -67,8 +67,7 @@ def _then_project(attend: Any) -> Any:
     """The same with the product that follows, where the options have it."""
 
     def projected(*arrays: Array, options: Options, **rest: Any) -> Array:
-        heads = attend(*arrays, options=options, **rest)
-        return heads if options.projection is None else heads.reshape(*heads.shape[:2], -1) @ options.projection
+        return project(attend(*arrays, options=options, **rest), options.projection)
 
     return projected
 

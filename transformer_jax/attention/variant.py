@@ -93,3 +93,8 @@ class Variant(NamedTuple):
     running: Running | None = None
     projects: bool = False  # the output is already `[B, T, D]` where the options have a projection
     exact: bool = True  # equals the definition of its kind; False = an approximation of `dot`
+
+
+def project(heads: Float[Array, 'B T N U'], projection: Float[Array, 'F D'] | None) -> Array:
+    """The heads' outputs side by side, F = N U, times the product that follows; as they are where there is none."""
+    return heads if projection is None else heads.reshape(*heads.shape[:2], -1) @ projection
