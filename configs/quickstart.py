@@ -6,7 +6,7 @@ Command:   transformer-jax train --config=configs/quickstart.py --run runs/quick
            (or launch/quickstart.sh, which also makes the environment and shows translations)
 Hardware:  2 CPU cores
 Time:      2 min 23 s, compiling and evaluation included
-Score:     96.3 % exact match on 1,200 held-out lines
+Score:     96.8 % exact match on 1,200 held-out lines
 Full:      configs/full_grammar.py takes the whole grammar
 """
 
