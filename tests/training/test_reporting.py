@@ -247,6 +247,25 @@ def test_eta_and_speed_of_a_resumed_run_count_its_own_steps_alone(tmp_path: Path
     assert record['steps_per_second'] == 0.5
 
 
+def test_what_comes_before_the_first_update_does_not_slow_the_pace(tmp_path: Path) -> None:
+    clock = Clock()
+    reporter = Reporter(
+        tmp_path / 'figures.jsonl', tmp_path, LoggingConfig(tensorboard=False), total_steps=20, clock=clock
+    )
+    with reporter:
+        clock.wait(7.0)
+        with reporter.timing('compile'):
+            clock.wait(11.0)
+        reporter.begin(0)
+        with reporter.timing('compile'):
+            clock.wait(13.0)
+        with reporter.timing('step'):
+            clock.wait(5.0)
+        reporter.step(10, make_figures(target_tokens=1000))
+    (record,) = [r for r in read_figures(tmp_path / 'figures.jsonl') if r['event'] == 'train']
+    assert (record['tokens_per_second'], record['eta_seconds']) == (200.0, 5.0)
+
+
 def test_a_line_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / 'figures.jsonl'
     with make_reporter(tmp_path) as reporter:

@@ -107,7 +107,7 @@ class Reporter:
         self._bar: tqdm | None = None
         self._writers: list[Any] = []
         self._lost = 0
-        self._last_step, self._last_training = 0, 0.0
+        self._last_step, self._last_training, self._begun = 0, 0.0, 0.0
         self._closed = False
 
     def __enter__(self) -> 'Reporter':
@@ -122,12 +122,13 @@ class Reporter:
         What that one wrote beyond them, before it was cut, stands no more: this one comes to the same steps again.
         """
         self._start_step = self._last_step = start_step
-        if not self._primary:
-            return
-        self._open(lambda: JsonLines(self._figures_file, start_step))
-        if self._config.tensorboard:
-            self._open(lambda: TensorBoard(self._tensorboard_folder, start_step, self._clock))
-        self._record({'event': 'resume' if start_step else 'start', 'step': start_step, 'time': time.time()})
+        if self._primary:
+            self._open(lambda: JsonLines(self._figures_file, start_step))
+            if self._config.tensorboard:
+                self._open(lambda: TensorBoard(self._tensorboard_folder, start_step, self._clock))
+            self._record({'event': 'resume' if start_step else 'start', 'step': start_step, 'time': time.time()})
+        # What went before, such as restoring a checkpoint, says nothing of the pace of the updates.
+        self._last_training, self._begun = self.stopwatch.training(), self._elapsed()
 
     def timing(self, activity: str) -> contextlib.AbstractContextManager[None]:
         """Counts the time of the block as `activity`, one of `ACTIVITIES`."""
@@ -181,8 +182,7 @@ class Reporter:
         """
         training = self.stopwatch.training()
         window, self._last_training = training - self._last_training, training
-        elapsed = self.stopwatch.total() - self.stopwatch.seconds()['compile']
-        done = step - self._start_step
+        elapsed, done = self._elapsed() - self._begun, step - self._start_step
         figures = dict(figures) | {
             'tokens_per_second': figures['target_tokens'] / window if window > 0 else math.nan,
             'steps_per_second': (step - self._last_step) / window if window > 0 else math.nan,
@@ -231,6 +231,10 @@ class Reporter:
             self._guard(writer.close)
         if self._lost:
             self.say(f'WARNING: {self._lost} writes to the files of figures failed; they are incomplete')
+
+    def _elapsed(self) -> float:
+        """Seconds since the start but for those of compiling."""
+        return self.stopwatch.total() - self.stopwatch.seconds()['compile']
 
     def _seconds(self) -> dict[str, float]:
         return {'preparation': self._seconds_before} | self.stopwatch.seconds()
