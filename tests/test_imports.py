@@ -22,7 +22,7 @@ LINES = (
     ('attention', 'positions'),
     ('data', 'parallel', 'checkpoints'),
     ('parameters', 'position_terms'),
-    ('shapes',),
+    ('shapes', 'files'),
     ('recipes',),
     ('overlay',),
     ('config',),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoints.toy_runs import MakeRun, assert_same_bits, describe, make_params
-from transformer_jax.checkpoints import files
+from transformer_jax import files
 from transformer_jax.checkpoints.digests import CheckpointError
 from transformer_jax.checkpoints.entries import Entry, name_of
 from transformer_jax.checkpoints.keeping import rank

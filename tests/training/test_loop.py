@@ -25,7 +25,7 @@ from tests.training.toy_training import (
     open_store,
     read_events,
 )
-from transformer_jax.checkpoints import files
+from transformer_jax import files
 from transformer_jax.checkpoints.digests import CheckpointError
 from transformer_jax.shapes import Params
 from transformer_jax.training.loop import TrainingError

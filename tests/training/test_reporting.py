@@ -16,8 +16,8 @@ import pytest
 from etils import epath
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
+from transformer_jax import files
 from transformer_jax.config import LoggingConfig
-from transformer_jax.training import figure_files
 from transformer_jax.training.figure_files import JsonLines, read_figures
 from transformer_jax.training.reporting import Reporter, Stopwatch
 
@@ -391,7 +391,7 @@ def test_object_stores_get_the_whole_file_at_each_flush(tmp_path: Path, monkeypa
     """A store without appending: the old text is read once and the whole text is written again."""
     path = epath.Path(tmp_path / 'figures.jsonl')
     path.write_text('{"event": "start", "step": 0}\n{"event"')
-    monkeypatch.setattr(figure_files, '_is_remote', lambda path: True)
+    monkeypatch.setattr(files, 'is_local', lambda path: False)
     file = JsonLines(path, 0)
     file.write({'event': 'resume', 'step': 0})
     assert len(path.read_text().split('\n')) == 2  # not yet

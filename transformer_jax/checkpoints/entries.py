@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from transformer_jax.checkpoints import digests, files
+from transformer_jax import files
+from transformer_jax.checkpoints import digests
 
 Report = Callable[[str], None]
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from etils import epath
 
-from transformer_jax.checkpoints import arrays, digests, files
+from transformer_jax import files
+from transformer_jax.checkpoints import arrays, digests
 from transformer_jax.checkpoints.digests import CheckpointError, RequestError
 from transformer_jax.checkpoints.writing import Writing, explain
 from transformer_jax.shapes import Params

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from etils import epath
 
-from transformer_jax.checkpoints import files
+from transformer_jax import files
 from transformer_jax.checkpoints.run_lock import RunFolderError, now, take_lock
 
 __all__ = ['RunFolder', 'RunFolderError', 'versions']

@@ -8,7 +8,7 @@ from typing import Any
 
 from etils import epath
 
-from transformer_jax.checkpoints import files
+from transformer_jax import files
 from transformer_jax.config import ConfigError
 
 

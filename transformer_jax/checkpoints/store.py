@@ -10,7 +10,8 @@ from typing import Any, Literal, Self
 
 from etils import epath
 
-from transformer_jax.checkpoints import arrays, digests, files, parameters
+from transformer_jax import files
+from transformer_jax.checkpoints import arrays, digests, parameters
 from transformer_jax.checkpoints.digests import CheckpointError, DamagedError, RequestError
 from transformer_jax.checkpoints.entries import Entries, Entry, Report, name_of
 from transformer_jax.checkpoints.keeping import rank, superfluous

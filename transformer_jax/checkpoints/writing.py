@@ -12,7 +12,8 @@ from typing import Any
 import jax
 from etils import epath
 
-from transformer_jax.checkpoints import arrays, digests, files
+from transformer_jax import files
+from transformer_jax.checkpoints import arrays, digests
 from transformer_jax.checkpoints.run_folder import versions
 
 _operations = itertools.count()

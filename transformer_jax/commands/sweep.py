@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformer_jax.checkpoints import files
+from transformer_jax import files
 from transformer_jax.config import ConfigError
 from transformer_jax.data import make_source
 from transformer_jax.data.text_files import SPLITS

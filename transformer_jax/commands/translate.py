@@ -13,12 +13,12 @@ from typing import IO
 
 from etils import epath
 
-from transformer_jax.checkpoints.files import is_local
 from transformer_jax.commands.evaluator import say
 from transformer_jax.config import ConfigError
 from transformer_jax.data.text_files import read_lines
 from transformer_jax.decoding.opened_run import OpenedRun
 from transformer_jax.decoding.translator import Counts, Translation, Translator
+from transformer_jax.files import is_local
 
 STANDARD = '-'  # the name of standard input and of standard output
 

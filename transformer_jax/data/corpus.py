@@ -8,6 +8,7 @@ from pathlib import Path
 
 from etils import epath
 
+from transformer_jax import files
 from transformer_jax.config import Config, ConfigError
 from transformer_jax.data import Pair, Source, make_source
 from transformer_jax.data.prepared import Prepared, prepare
@@ -80,7 +81,7 @@ def open_corpus(
 
 def _local(folder: epath.Path) -> str:
     """The folder itself, or for one on an object store the user's own cache: ids are mapped from a local disk."""
-    if '://' not in os.fspath(folder):
+    if files.is_local(folder):
         return str(folder)
     cache = os.environ.get('XDG_CACHE_HOME')
     return str((Path(cache) if cache else Path.home() / '.cache') / 'transformer_jax' / 'prepared')

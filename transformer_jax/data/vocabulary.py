@@ -7,7 +7,6 @@
 import abc
 import hashlib
 import json
-import os
 import re
 from collections.abc import Sequence
 
@@ -15,6 +14,7 @@ import sentencepiece
 from etils import epath
 from sentencepiece import sentencepiece_model_pb2
 
+from transformer_jax import files
 from transformer_jax.config import ConfigError
 
 DESCRIPTION_FILE = 'vocabulary.json'
@@ -73,14 +73,10 @@ class Vocabulary(abc.ABC):
             return
         names = ('kind', 'size', 'pad_id', 'eos_id', 'unk_id', 'bos_id', 'start_id', 'fingerprint')
         description = json.dumps({name: getattr(self, name) for name in names}, indent=1) + '\n'
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            # The description comes last, under its name only when it is whole: where it is, all the others are.
-            for name, content in (self.files() | {DESCRIPTION_FILE: description.encode()}).items():
-                _write_whole(folder / name, content)
-        except OSError as error:
-            error.filename = error.filename or os.fspath(folder)  # a full disk does not say which one
-            raise
+        folder.mkdir(parents=True, exist_ok=True)
+        # The description comes last, under its name only when it is whole: where it is, all the others are.
+        for name, content in (self.files() | {DESCRIPTION_FILE: description.encode()}).items():
+            files.write_whole(folder / name, content)
 
     def _decode_one(self, sequence: Sequence[int]) -> str:
         kept = []
@@ -188,15 +184,6 @@ class MarianVocabulary(Vocabulary):
     def _join(self, ids: list[int]) -> str:
         # Pieces that only the source model has come back as they are spelled, word marks included.
         return self._target.decode_pieces([self._pieces[token] for token in ids]).replace('\u2581', ' ').strip(' ')
-
-
-def _write_whole(path: epath.Path, content: bytes) -> None:
-    if '://' in os.fspath(path):  # an object store has no rename, and an object appears whole
-        path.write_bytes(content)
-        return
-    unfinished = path.parent / f'{path.name}.writing'
-    unfinished.write_bytes(content)
-    unfinished.replace(path)
 
 
 def holds_vocabulary(folder: str | epath.Path) -> bool:

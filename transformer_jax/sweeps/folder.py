@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from etils import epath
 
-from transformer_jax.checkpoints import files
+from transformer_jax import files
 from transformer_jax.checkpoints.run_folder import RunFolder, RunFolderError
 from transformer_jax.config import Config
 from transformer_jax.overlay import config_to_dict, fixed_differences

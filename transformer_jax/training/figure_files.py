@@ -9,6 +9,8 @@ from typing import Any
 
 from etils import epath
 
+from transformer_jax import files
+
 # TensorBoard files are flushed at most this often: on an object store each flush uploads the whole file.
 _FLUSH_SECONDS = 30.0
 
@@ -30,12 +32,10 @@ class JsonLines:
         self._file: Any = None
         before = path.read_text() if path.exists() else ''
         self._text = _take_out(before, start_step)
-        if _is_remote(path):
+        if not files.is_local(path):
             return
         if self._text != before:
-            unfinished = path.parent / f'{path.name}.writing'
-            unfinished.write_text(self._text)
-            unfinished.replace(path)
+            files.write_whole(path, self._text)
         self._text = ''
         self._file = path.open('a')
 
@@ -84,10 +84,6 @@ def _take_out(text: str, start_step: int) -> str:
         if record is None or record.get('step', 0) <= start_step:  # what is no record is not ours to judge
             kept.append(f'{line}\n')
     return ''.join(kept)
-
-
-def _is_remote(path: epath.Path) -> bool:
-    return '://' in os.fspath(path)
 
 
 def _parse(line: str) -> dict[str, Any] | None:

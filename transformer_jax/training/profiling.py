@@ -8,6 +8,7 @@ from pathlib import Path
 
 from etils import epath
 
+from transformer_jax import files
 from transformer_jax.config import ConfigError
 
 
@@ -51,7 +52,7 @@ class Profile:
             return
         import jax
 
-        if '://' in os.fspath(self._folder):  # the profiler writes to local disks alone
+        if not files.is_local(self._folder):  # the profiler writes to local disks alone
             self._copy = tempfile.TemporaryDirectory()
         self._traces_to = Path(self._copy.name if self._copy else os.fspath(self._folder))
         jax.profiler.start_trace(self._traces_to)

@@ -46,14 +46,15 @@ def sync_to_disk(path: epath.Path) -> None:
         os.close(descriptor)
 
 
-def write_whole(path: epath.Path, text: str) -> None:
-    """Writes a text file so that readers see the old content or the new, never a part."""
-    if not is_local(path):
-        path.write_text(text, encoding='utf-8')
+def write_whole(path: epath.Path, content: str | bytes) -> None:
+    """Writes a file so that readers see the old content or the new, never a part; text is in UTF-8."""
+    content = content.encode() if isinstance(content, str) else content
+    if not is_local(path):  # an object appears whole
+        path.write_bytes(content)
         return
     unfinished = path.parent / f'{path.name}.writing'
     try:
-        unfinished.write_text(text, encoding='utf-8')
+        unfinished.write_bytes(content)
         sync_to_disk(unfinished)
     except OSError as error:
         error.filename = error.filename or os.fspath(path)  # a full disk does not say which one
