@@ -177,6 +177,59 @@ class _Static(NamedTuple):
     row_axes: tuple[str, ...] | None = None  # the mesh axes over which tokens lie; None = on one device
 
 
+class _Projection(NamedTuple):
+    """The projection onto the entries that are on this device."""
+
+    own: VocabularySlice
+    matrix: Float[Array, 'V D']
+    bias: Float[Array, 'V'] | None
+    is_entry: Bool[Array, 'V']
+    entries_sum: Float[Array, 'D']  # what a pass over the logits of all entries would sum is a product with this
+    bias_sum: Any
+
+    @classmethod
+    def of(cls, static: _Static, table: Float[Array, 'V d'], bias: Array | None, dtype: jnp.dtype) -> '_Projection':
+        own = VocabularySlice(table.shape[0], static.vocab_size, is_split=static.row_axes is not None)
+        matrix, is_entry = own.gather_width(table.astype(dtype)), own.is_entry()
+        entries_sum = jnp.where(is_entry[:, None], matrix, 0).sum(axis=0, dtype=jnp.float32)
+        bias_sum = 0.0 if bias is None else jnp.where(is_entry, bias, 0).sum()
+        return cls(own, matrix, bias, is_entry, entries_sum, bias_sum)
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether some rows may be no entries."""
+        return self.own.is_split or self.own.vocab_size < self.own.num_rows
+
+    def logits(self, x: Float[Array, 'x D']) -> Float[Array, 'x V']:
+        """In float32; of rows that are no entries -inf."""
+        logits = jnp.einsum('xD,VD->xV', x, self.matrix, preferred_element_type=jnp.float32)
+        if self.bias is not None:
+            logits += self.bias[None]
+        return jnp.where(self.is_entry[None], logits, -jnp.inf) if self.has_padding else logits
+
+    def gold_logits(self, x: Float[Array, 'x D'], y: Int[Array, 'x']) -> Float[Array, 'x']:
+        """The logit of each token's own target, on the device that has it; 0 on others."""
+        row, is_own = self.own.locate(y)
+        logits = (x.astype(jnp.float32) * self.matrix[row].astype(jnp.float32)).sum(axis=1)
+        return jnp.where(is_own, logits if self.bias is None else logits + self.bias[row], 0)
+
+    def logits_sum(self, x: Float[Array, 'x D']) -> Float[Array, 'x']:
+        """The sum of the logits of each token."""
+        return x.astype(jnp.float32) @ self.entries_sum + self.bias_sum
+
+    def smoothed(self, y: Int[Array, 'x'], smoothing: Smoothing) -> Float[Array, 'x V']:
+        """The target distribution."""
+        is_gold = self.own.entries()[None] == y[:, None]
+        every = smoothing.every * self.is_entry[None] if self.has_padding else smoothing.every
+        return smoothing.gold * is_gold + every
+
+    def pull(self, x: Float[Array, 'x D'], d_logits: Float[Array, 'x V']) -> tuple[Array, Array, Array | None]:
+        """The gradients of x, of the matrix and of the bias."""
+        d_x = jnp.einsum('xV,VD->xD', d_logits, self.matrix)
+        d_matrix = jnp.einsum('xV,xD->VD', d_logits, x, preferred_element_type=jnp.float32)
+        return d_x, d_matrix, None if self.bias is None else d_logits.astype(jnp.float32).sum(axis=0)
+
+
 # In nats. A sum of exponentials of logits this far above their reference is finite for any vocabulary.
 _MOST_ABOVE = 64.0
 
@@ -204,11 +257,13 @@ def _cross_entropy_sums(
     return _run_blocks(static, hidden, table, bias, targets, real, with_gradient=False)[0]
 
 
-def _forward(static: _Static, hidden: Array, table: Array, bias: Array | None, targets: Array, real: Array):
+def _forward(
+    static: _Static, hidden: Array, table: Array, bias: Array | None, targets: Array, real: Array
+) -> tuple[Float[Array, '2'], tuple[Array, Array, Array | None] | None]:
     return _run_blocks(static, hidden, table, bias, targets, real, with_gradient=True)
 
 
-def _backward(static: _Static, gradients: tuple, cotangent: Float[Array, '2']):
+def _backward(static: _Static, gradients: tuple, cotangent: Float[Array, '2']) -> tuple[Array | None, ...]:
     return *(None if g is None else g * cotangent[0].astype(g.dtype) for g in gradients), None, None
 
 
@@ -232,35 +287,18 @@ def _run_blocks(
     known first, so that one pass over the logits of a block is enough: their sum is at least 1. Where another logit is
     so far above that it would overflow, the block is taken again with the greatest logits, which the first pass found.
     """
-    smoothing, block_tokens = static.smoothing, static.block_tokens
-    own = VocabularySlice(table.shape[0], static.vocab_size, is_split=static.row_axes is not None)
-    blocks = _Blocks.of(real, block_tokens)
+    block_tokens = static.block_tokens
+    projection = _Projection.of(static, table, bias, hidden.dtype)
+    own, blocks = projection.own, _Blocks.of(real, block_tokens)
     hidden = jnp.where(real[:, None], hidden, 0)  # what padding holds must not count, NaN included
     rows, gold, weight = blocks.gather(hidden), blocks.gather(targets), blocks.gather(real.astype(jnp.float32))
-    matrix = own.gather_width(table.astype(hidden.dtype))
-    is_entry, has_padding = own.is_entry(), own.is_split or own.vocab_size < own.num_rows
-    # What a pass over the logits of all entries would sum is a product with the sum of the entries' rows.
-    all_entries = jnp.where(is_entry[:, None], matrix, 0).sum(axis=0, dtype=jnp.float32)
-    bias_sum = 0.0 if bias is None else jnp.where(is_entry, bias, 0).sum()
-
-    def project(x: Array) -> Array:
-        logits = jnp.einsum('xD,VD->xV', x, matrix, preferred_element_type=jnp.float32)
-        if bias is not None:
-            logits += bias[None]
-        return jnp.where(is_entry[None], logits, -jnp.inf) if has_padding else logits
-
-    def gold_product(x: Array, y: Array) -> Array:
-        row, is_own = own.locate(y)
-        logits = (x.astype(jnp.float32) * matrix[row].astype(jnp.float32)).sum(axis=1)
-        return jnp.where(is_own, logits if bias is None else logits + bias[row], 0)
 
     def one_block(carry: _Carry) -> _Carry:
         start = carry.index * block_tokens
         x = jax.lax.dynamic_slice_in_dim(carry.rows, start, block_tokens)
         y = jax.lax.dynamic_slice_in_dim(gold, start, block_tokens)
         w = jax.lax.dynamic_slice_in_dim(weight, start, block_tokens)
-        gold_logits = gold_product(x, y)
-        logits = project(x)
+        gold_logits, logits = projection.gold_logits(x, y), projection.logits(x)
         peak = own.max(logits.max(axis=1))
         reference = jnp.where(carry.again, carry.peak, own.sum(gold_logits))
         exponentials = jnp.exp(logits - reference[:, None])
@@ -273,27 +311,20 @@ def _run_blocks(
             # keeps XLA from making them anew for each product.
             exponentials, total = jax.lax.optimization_barrier((exponentials.astype(x.dtype), total))
         log_total = own.once(jnp.log(total) + reference)
-        logits_sum = x.astype(jnp.float32) @ all_entries + bias_sum
-        loss = log_total - smoothing.gold * gold_logits - smoothing.every * logits_sum
+        loss = log_total - static.smoothing.gold * gold_logits - static.smoothing.every * projection.logits_sum(x)
         sums = carry.sums + jnp.stack([(w * loss).sum(), (w * (log_total - gold_logits)).sum()])
         left, gradients = carry.rows, carry.gradients
         if with_gradient:
-            d_table, d_bias = gradients
-            is_gold = own.entries()[None] == y[:, None]
-            target = smoothing.gold * is_gold + (smoothing.every * is_entry[None] if has_padding else smoothing.every)
-            d_logits = (exponentials * (w / total)[:, None] - target * w[:, None]).astype(hidden.dtype)
-            d_x = jnp.where(stands, jnp.einsum('xV,VD->xD', d_logits, matrix), x)
-            left = jax.lax.dynamic_update_slice_in_dim(left, d_x, start, 0)
-            more = d_table + jnp.einsum('xV,xD->VD', d_logits, x, preferred_element_type=jnp.float32)
-            d_table = jnp.where(stands, more, d_table)
-            if d_bias is not None:
-                d_bias = jnp.where(stands, d_bias + d_logits.astype(jnp.float32).sum(axis=0), d_bias)
-            gradients = d_table, d_bias
+            d_logits = exponentials * (w / total)[:, None] - projection.smoothed(y, static.smoothing) * w[:, None]
+            d_x, *changes = projection.pull(x, d_logits.astype(hidden.dtype))
+            left = jax.lax.dynamic_update_slice_in_dim(left, jnp.where(stands, d_x, x), start, 0)
+            added = jax.tree.map(jnp.add, gradients, tuple(changes))
+            gradients = jax.tree.map(functools.partial(jnp.where, stands), added, gradients)
         return _Carry(carry.index + stands, ~stands, peak, jnp.where(stands, sums, carry.sums), left, gradients)
 
     gradients = (None, None)
     if with_gradient:
-        d_table = jnp.zeros(matrix.shape, table.dtype)
+        d_table = jnp.zeros(projection.matrix.shape, table.dtype)
         gradients = (d_table, None if bias is None else jnp.zeros_like(bias))
     num_needed = _most(blocks.num_needed, static.row_axes or ())
     first = _Carry(jnp.int32(0), jnp.bool(False), jnp.zeros(block_tokens, jnp.float32), jnp.zeros(2), rows, gradients)
