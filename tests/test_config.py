@@ -63,7 +63,6 @@ def test_every_default_is_of_its_own_type_and_optional_means_none():
         ({'model.d_model': 511}, 'sinusoidal positions need an even width'),
         ({'data.max_length': 300}, 'above config.model.max_length 256'),
         ({'data.batch_tokens': 100}, 'below config.data.max_length 128'),
-        ({'optimizer.weight_decay': 0.1}, "'adam' has none"),
         ({'evaluation.bleu': False}, "use score='loss'"),
     ],
 )

@@ -2,12 +2,12 @@
 
 A field is *fixed* unless its metadata says `free`: a resumed run must repeat every fixed field and may change the free
 ones (number of steps, mesh, implementation, remat, logging, evaluation, workers). "Off" is `None`, never -1 or 0.
-Each package checks its own section against its own table of choices; `models.validate` calls them all.
+Each package checks its own section against its own table of choices; `commands.validation.check_config` calls them all.
 """
 
 import dataclasses
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,6 +143,10 @@ class AttentionConfig:
     score_dim: int | None = _count(None)  # d_a of additive and concat; None = head_dim
 
 
+# Where a Transformer attends; each has an overlay of the common settings in `ModelConfig`.
+ATTENTION_USES = ('encoder_self', 'decoder_self', 'cross')
+
+
 @dataclass(frozen=True)
 class AttentionOverlayConfig:
     """What one use of attention changes of the common settings; `None` keeps the common value."""
@@ -252,7 +256,7 @@ class ModelConfig:
     compute_dtype: str = option('float32', choices=('float32', 'bfloat16'))  # parameters stay float32
 
     def attention_of(self, use: str) -> AttentionConfig:
-        """The settings of 'encoder_self', 'decoder_self' or 'cross'. A common window is of self-attention alone."""
+        """The settings of one of `ATTENTION_USES`. A common window is of self-attention alone."""
         common = self.attention
         if use == 'cross':
             common = dataclasses.replace(common, window=None, window_right=None, num_global=None)
@@ -406,6 +410,31 @@ def walk(section: Any, prefix: str = '') -> Iterator[tuple[str, dataclasses.Fiel
             yield path, field, value
 
 
+def refuse_ignored(section: Any, path: str, ignored: Mapping[str, str]) -> None:
+    """Raises `ConfigError` for a field of a section that was changed although it has no effect.
+
+    `path` is that of the section; `ignored` has the dotted path in it of a field or of a group of them, and why it has
+    none.
+    """
+    default = {name: value for name, _, value in walk(type(section)())}
+    for name, _, value in walk(section):
+        for prefix, reason in ignored.items():
+            if (name == prefix or name.startswith(f'{prefix}.')) and value != default[name]:
+                raise ConfigError(f'{path}.{name} is {value!r}, but {reason}; leave it {default[name]!r}')
+
+
+def refuse_unread(section: Any, path: str, field: str, reads: Mapping[str, Collection[str]]) -> None:
+    """Raises `ConfigError` for a changed field of a section that only other choices of its `field` read.
+
+    `reads` has, for each choice, the fields that are its own, maybe shared with others.
+    """
+    choice, ignored = getattr(section, field), {}
+    for name in sorted(set().union(*reads.values()) - set(reads[choice])):
+        readers = ', '.join(repr(other) for other, own in reads.items() if name in own)
+        ignored[name] = f'{path}.{field}={choice!r} does not read it (read by {readers})'
+    refuse_ignored(section, path, ignored)
+
+
 def allowed_types(field: dataclasses.Field) -> tuple[type, ...]:
     """The types a leaf field may hold, `NoneType` among them where the field may be off."""
     return typing.get_args(field.type) or (typing.cast(type, field.type),)
@@ -430,12 +459,6 @@ def check(config: Config) -> None:
         raise ConfigError(
             f'config.data.batch_tokens is {config.data.batch_tokens}, below config.data.max_length '
             f'{config.data.max_length}: one pair of that length would not fit into a batch'
-        )
-    optimizer = config.optimizer
-    if optimizer.weight_decay is not None and optimizer.name not in ('adamw', 'lion'):
-        raise ConfigError(
-            f'config.optimizer.weight_decay is {optimizer.weight_decay}, but {optimizer.name!r} has none; '
-            "use config.optimizer.name='adamw' or 'lion', or leave it None"
         )
     if config.evaluation.score == 'bleu' and not config.evaluation.bleu:
         raise ConfigError("config.evaluation.score is 'bleu', but config.evaluation.bleu is False; use score='loss'")

@@ -236,21 +236,24 @@ def test_pallas_says_what_would_work() -> None:
     'mask, settings, missing',
     [
         (cases.self_mask('all', causal=True), {}, 'not aligned'),
-        (cases.self_mask('all', window=(1, 1), num_global=1, aligned=True), {}, 'global tokens'),
-        (cases.self_mask('all', causal=True, prefix=True, aligned=True), {}, 'a prefix'),
-        (cases.self_mask('all'), {'return_weights': True}, 'the weights'),
+        (cases.self_mask('all', window=(1, 1), num_global=1, aligned=True), {}, 'globals'),
+        (cases.self_mask('all', causal=True, prefix=True, aligned=True), {}, 'prefix'),
+        (cases.self_mask('all'), {'return_weights': True}, 'weights'),
         (cases.self_mask('all'), {'dropout_rng': jax.random.key(0)}, 'dropout'),
     ],
 )
 def test_pallas_refuses_what_it_would_get_wrong(mask: Mask, settings: dict[str, Any], missing: str) -> None:
     x = jnp.zeros((cases.B, cases.T, 1, 16))
-    with pytest.raises(ValueError, match=f"{missing}.*; impl='blockwise'"):
+    with pytest.raises(ValueError, match=f"{missing}.*: impl='blockwise'"):
         pallas(x, x, x, mask, Options(AttentionConfig(), **settings))
 
 
 @pytest.mark.parametrize(
     ('options', 'words'),
-    [({'return_weights': True}, "impl='dense' has both"), ({'terms': AlibiTerms(1)}, "impl='blockwise' has")],
+    [
+        ({'return_weights': True}, "weights.*: impl='dense'"),
+        ({'terms': AlibiTerms(1)}, "positions.*: impl='dense'"),
+    ],
 )
 def test_cudnn_refuses_what_it_has_not(options: dict[str, Any], words: str) -> None:
     x = jnp.zeros((cases.B, cases.T, 1, 16))

@@ -175,9 +175,9 @@ def test_what_it_can_not_do_is_refused() -> None:
     mask = make_mask(comparing.RIGHT_PADDED, comparing.RIGHT_PADDED, causal=True)
     q, k, v = (jnp.float32(array) for array in make_arrays(0, mask, N, K, H, U).values())
     assert not {'window', 'globals', 'prefix', 'bias', 'positions', 'dropout', 'weights'} & LINEAR.supports
-    with pytest.raises(ValueError, match='a window'):
+    with pytest.raises(ValueError, match='does not support window'):
         attend(q, k, v, mask.within(3))
-    with pytest.raises(ValueError, match='a bias'):
+    with pytest.raises(ValueError, match='bias'):
         LINEAR.function(q, k, v, mask, Options(CONFIG, bias=jnp.zeros((2, N, 7, 7))))
-    with pytest.raises(ValueError, match='weights to return'):
+    with pytest.raises(ValueError, match='weights'):
         LINEAR.function(q, k, v, mask, Options(CONFIG, return_weights=True))

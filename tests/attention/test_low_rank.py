@@ -122,9 +122,9 @@ def test_what_it_can_not_do_is_refused() -> None:
     assert not {'causal', 'segments', 'window', 'globals', 'prefix', 'bias', 'positions', 'weights'} & LOW_RANK.supports
     mask = make_mask(comparing.RIGHT_PADDED, comparing.RIGHT_PADDED, causal=True)
     arrays = {name: jnp.float32(array) for name, array in with_projections(0, mask).items()}
-    with pytest.raises(ValueError, match='no causal'):
+    with pytest.raises(ValueError, match='does not support causal'):
         attend(arrays, mask)
-    with pytest.raises(ValueError, match='no weights'):
+    with pytest.raises(ValueError, match='does not support weights'):
         attend(arrays, LAYOUTS['self'], return_weights=True)
 
 

@@ -26,7 +26,10 @@ ENCODER_ONLY = {'model.family': 'encoder_only', 'evaluation.bleu': False, 'evalu
             r'encoder_self .*window \(.*working here: dot/dense',
         ),
         ({'model.attention.kind': 'low_rank'}, r'decoder_self .*causal \(hides later positions\).*dot/dense'),
-        ({'model.attention.impl': 'cudnn'}, r'not support cpu \(.*working here: dot/dense, dot/blockwise'),
+        (
+            {'model.attention.impl': 'cudnn'},
+            r"cuDNN runs on NVIDIA GPUs, not on cpu; impl='blockwise'.*working here: dot/dense, dot/blockwise",
+        ),
         ({'model.attention.impl': 'pallas'}, r'not support cpu \(.*working here: dot/dense, dot/blockwise'),
         (
             {'model.positions': 'learned', 'model.max_length': 64, 'data.max_length': 65},
@@ -38,6 +41,61 @@ ENCODER_ONLY = {'model.family': 'encoder_only', 'evaluation.bleu': False, 'evalu
 def test_what_can_not_work_is_refused_with_what_would(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         validate(overlay(Config(), changes))
+
+
+LOW_RANK_CROSS = {'model.cross.kind': 'low_rank'}
+LANGUAGE_MODEL = ENCODER_ONLY | {'model.family': 'decoder_only', 'model.decoder_only.task': 'language_model'}
+RECURRENT = {'model.family': 'recurrent', 'model.positions': 'none'}
+
+
+@pytest.mark.parametrize(
+    ('changes', 'message'),
+    [
+        ({'model.attention.rank': 7}, r"attention\.rank is 7, but kind 'dot' does not read it \(read by 'low_rank'\)"),
+        ({'model.attention.num_features': 8}, r"num_features is 8, .*\(read by 'performer'\); leave it 256"),
+        (
+            {'model.attention.kind': 'linear', 'model.attention.scale': None},
+            r"scale is None, but kind 'linear' does not",
+        ),
+        (LOW_RANK_CROSS | {'model.encoder_self.rank': 7}, r"encoder_self\.rank is 7, but kind 'dot' does not read it"),
+        (
+            LOW_RANK_CROSS | {'model.cross.block_size': 7},
+            r"cross\.block_size is 7, but kind 'low_rank' does not read it",
+        ),
+        ({'model.rope_base': 500.0}, r"rope_base is 500\.0, but .*positions='sinusoidal' does not read it .*'rope'"),
+        ({'model.positions': 'rope', 'model.relative_clip': 7}, r"relative_clip is 7, but .*positions='rope' does not"),
+        ({'model.encoder_only.side': 'target'}, r"encoder_only\.side is 'target', but it is of family 'encoder_only'"),
+        (
+            ENCODER_ONLY | {'model.cross.num_heads': 2},
+            r"cross\.num_heads is 2, but .*'encoder_only', which has no such",
+        ),
+        (LANGUAGE_MODEL | {'model.encoder_self.window': 7}, r'encoder_self\.window is 7, but .*which has no such'),
+        (LANGUAGE_MODEL | {'model.decoder_only.prefix': 'causal'}, r"prefix is 'causal', .*which has no prefix"),
+        (
+            RECURRENT | {'model.attention.impl': 'blockwise'},
+            r"impl is 'blockwise', but family 'recurrent' has the",
+        ),
+    ],
+    ids=str,
+)
+def test_what_would_be_ignored_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate(overlay(Config(), changes))
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        LOW_RANK_CROSS | {'model.attention.rank': 7},
+        LOW_RANK_CROSS | {'model.cross.rank': 7},
+        {'model.attention.impl': 'dense', 'model.attention.block_size': 64},  # of another implementation of the kind
+        {'model.attention.kind': 'performer', 'model.attention.num_features': 8, 'model.attention.scale': None},
+        {'model.positions': 't5', 'model.t5_buckets': 8},
+    ],
+    ids=str,
+)
+def test_what_is_read_somewhere_is_allowed(changes: dict[str, Any]) -> None:
+    validate(overlay(Config(), changes))
 
 
 @pytest.mark.parametrize(

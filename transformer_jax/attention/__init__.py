@@ -2,7 +2,7 @@
 
 import difflib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from transformer_jax.attention.additive import ADDITIVE, ADDITIVE_BLOCKWISE, CONCAT, CONCAT_BLOCKWISE
 from transformer_jax.attention.blockwise import BLOCKWISE
@@ -14,8 +14,8 @@ from transformer_jax.attention.low_rank import LOW_RANK
 from transformer_jax.attention.pallas import PALLAS
 from transformer_jax.attention.performer import PERFORMER
 from transformer_jax.attention.preference import order_of_preference
-from transformer_jax.attention.variant import FEATURES, Use, Variant
-from transformer_jax.config import AttentionConfig, ConfigError
+from transformer_jax.attention.variant import FEATURES, OWN_FIELDS, Use, Variant
+from transformer_jax.config import AttentionConfig, ConfigError, ModelConfig, refuse_ignored
 
 VARIANTS: dict[tuple[str, str], Variant] = {
     ('dot', 'dense'): DENSE,
@@ -83,10 +83,13 @@ def needs(use: Use) -> Iterator[str]:
 
 def why_not(variant: Variant, use: Use) -> str | None:
     """Why a variant can't serve a use, or None when it can."""
-    missing = [feature for feature in needs(use) if feature not in variant.supports]
-    if missing:
-        return 'it does not support ' + ', '.join(f'{feature} ({FEATURES[feature]})' for feature in missing)
-    return variant.check(use) if variant.check else None
+    reasons = []
+    if variant.check and (reason := variant.check(use)):  # first: it says what would work
+        reasons.append(reason)
+    if missing := [feature for feature in needs(use) if feature not in variant.supports]:
+        words = ', '.join(f'{feature} ({FEATURES[feature]})' for feature in missing)
+        reasons.append(f'it does not support {words}')
+    return '; '.join(reasons) or None
 
 
 def check(use: Use, path: str) -> None:
@@ -117,6 +120,23 @@ def check(use: Use, path: str) -> None:
         f'{path} is kind {config.kind!r}, impl {config.impl!r}, which can not do this: {reason}; '
         f'{"working here: " + ", ".join(working) if working else "no other variant can either"}'
     )
+
+
+def check_own_fields(config: ModelConfig, uses: Sequence[Use]) -> None:
+    """Refuses a changed field of `OWN_FIELDS` that no variant reads where the model attends."""
+    reads = {use.name: frozenset().union(*(one.reads for one in variants_of(use.config.kind).values())) for use in uses}
+    kinds = ', '.join(dict.fromkeys(repr(use.config.kind) for use in uses))
+    of_all = frozenset().union(*reads.values())
+    ignored = {f'attention.{name}': _unread_by(kinds, name) for name in OWN_FIELDS if name not in of_all}
+    for use in uses:
+        own = set(OWN_FIELDS) - reads[use.name]
+        ignored |= {f'{use.name}.{name}': _unread_by(repr(use.config.kind), name) for name in own}
+    refuse_ignored(config, 'config.model', ignored)
+
+
+def _unread_by(kinds: str, field: str) -> str:
+    readers = dict.fromkeys(repr(kind) for (kind, _), variant in VARIANTS.items() if field in variant.reads)
+    return f'kind {kinds} does not read it (read by {", ".join(readers)})'
 
 
 def _check_heads(config: AttentionConfig, path: str) -> None:

@@ -191,8 +191,12 @@ def _join(blocks: Array, length: int) -> Array:
 
 
 def _variant(maps: Maps, parameters: Any, *, in_blocks: bool) -> Variant:
-    supports = DENSE.supports - {'rotary'}
-    return Variant(functools.partial(attend, maps=maps, in_blocks=in_blocks), supports, parameters=parameters)
+    return Variant(
+        functools.partial(attend, maps=maps, in_blocks=in_blocks),
+        DENSE.supports - {'rotary'},
+        parameters=parameters,
+        reads=frozenset({'scale', 'score_dim'} | ({'block_size'} if in_blocks else set())),
+    )
 
 
 ADDITIVE = _variant(additive_maps, additive_parameters, in_blocks=False)

@@ -90,7 +90,8 @@ _attend.defvjp(_forward, _backward)
 BLOCKWISE = Variant(
     blockwise_attention,
     frozenset(
-        'causal cross segments window globals prefix grouped_heads value_dim bias positions rotary dropout sequence '
-        'cache cpu gpu tpu float32 bfloat16'.split()
+        'causal cross segments window globals prefix key_masks grouped_heads value_dim bias positions rotary dropout '
+        'sequence cache cpu gpu tpu float32 bfloat16'.split()
     ),
+    reads=frozenset({'scale', 'block_size'}),
 )

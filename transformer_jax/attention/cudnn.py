@@ -7,11 +7,14 @@ import jax.numpy as jnp
 
 from transformer_jax.attention.dense import empty_unseen
 from transformer_jax.attention.mask import Mask
-from transformer_jax.attention.variant import Options, Use, Variant
+from transformer_jax.attention.variant import Options, Use, Variant, refuse_unsupported
 from transformer_jax.shapes import Array, Float
 
 _TILE = 128  # lengths are padded to whole tiles of the kernels, whose tails have had faults
 _GREATEST_HEAD = 128
+_SUPPORTS = frozenset(
+    'causal cross segments window globals prefix key_masks grouped_heads bias rotary gpu bfloat16'.split()
+)
 
 
 def cudnn_attention(
@@ -38,10 +41,7 @@ def attend(
     A causal mask by index is said natively, so that the kernels skip what it hides; padding, segments and all else are
     a mask. Rows that see nothing are given the whole mask, for no kernel promises what it makes of them, and zeroed.
     """
-    if options.return_weights or options.dropout_rng is not None:
-        raise ValueError("impl='cudnn' has neither weights to return nor dropout on them; impl='dense' has both")
-    if options.terms is not None:
-        raise ValueError("impl='cudnn' has no place for what a position scheme adds; impl='blockwise' has")
+    refuse_unsupported(_SUPPORTS, mask, options, name="impl='cudnn'", advice="impl='dense' does")
     may_see = mask.materialize()
     sees = may_see.any(2)
     length, bias = q.shape[1], options.bias
@@ -69,7 +69,7 @@ def check(use: Use) -> str | None:
     config = use.config
     if use.platform != 'gpu':
         return f"cuDNN runs on NVIDIA GPUs, not on {use.platform}; impl='blockwise' computes the same anywhere"
-    if use.compute_dtype not in ('bfloat16', 'float16'):
+    if use.compute_dtype != 'bfloat16':
         return (
             f"cuDNN computes in 16 bits, not in {use.compute_dtype}; set compute_dtype='bfloat16' or impl='blockwise'"
         )
@@ -94,6 +94,7 @@ def _pad(x: Array, axis: int) -> Array:
 
 CUDNN = Variant(
     cudnn_attention,
-    frozenset('causal cross segments window globals prefix grouped_heads bias rotary gpu bfloat16'.split()),
+    _SUPPORTS,
     check,
+    reads=frozenset({'scale'}),
 )

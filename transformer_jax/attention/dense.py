@@ -91,7 +91,8 @@ def empty_unseen(rows: Float[Array, 'B T N H'], seen: Bool[Array, 'B T']) -> Flo
 DENSE = Variant(
     dense_attention,
     frozenset(
-        'causal cross segments window globals prefix grouped_heads value_dim bias positions rotary dropout '
+        'causal cross segments window globals prefix key_masks grouped_heads value_dim bias positions rotary dropout '
         'weights cache cpu gpu tpu float32 bfloat16'.split()
     ),
+    reads=frozenset({'scale'}),
 )

@@ -27,9 +27,11 @@ from transformer_jax.attention.prefix_sums import (
     query_features,
     read,
 )
-from transformer_jax.attention.variant import Options, Running, Variant
+from transformer_jax.attention.variant import Options, Running, Variant, refuse_unsupported
 from transformer_jax.config import AttentionConfig
 from transformer_jax.shapes import Array, Bool, Float
+
+_SUPPORTS = frozenset('causal cross segments grouped_heads value_dim cache cpu gpu tpu float32 bfloat16'.split())
 
 
 def elu_features(
@@ -57,7 +59,8 @@ def attend(
     Sums are float32 whatever the inputs. A causal pass goes chunk by chunk with the sums of what came before, and a
     packed one likewise after its rows are sorted by segment. Each chunk is computed again in the backward pass.
     """
-    _refuse_what_is_not_supported(mask, options)
+    advice = "it never holds the weights of single keys; use kind='dot'"
+    refuse_unsupported(_SUPPORTS, mask, options, name=f'attention of kind {options.config.kind!r}', advice=advice)
     q_segments, k_segments = mask.q_segments, mask.k_segments
     if mask.causal and mask.aligned and q.shape[1] == k.shape[1]:
         rows = empty_padding(Rows(q, k, v, q_segments, k_segments))
@@ -79,8 +82,11 @@ def feature_variant(
     *,
     exact: bool,
     further: frozenset[str] = frozenset(),
+    reads: frozenset[str] = frozenset(),
 ) -> Variant:
-    """The variant of a feature map, whose features have the width `width(config)`; `further` = what else it supports.
+    """The variant of a feature map, whose features have the width `width(config)`.
+
+    `further` = what it supports, and `reads` = the fields of its own that it reads, beyond what all of them do.
 
     Rotary positions are among that where products of features estimate a function of q k, which knows offsets alone.
     """
@@ -103,27 +109,11 @@ def feature_variant(
 
     return Variant(
         functools.partial(attend, feature_map=feature_map),
-        further | frozenset('causal cross segments grouped_heads value_dim cache cpu gpu tpu float32 bfloat16'.split()),
+        further | _SUPPORTS,
         running=Running(init, extend),
         exact=exact,
+        reads=reads | {'block_size'},
     )
-
-
-def _refuse_what_is_not_supported(mask: Mask, options: Options) -> None:
-    asked = {
-        'a window': mask.window is not None,
-        'a prefix': mask.k_prefix is not None,
-        'a mask key by key': mask.allowed is not None,
-        'a bias': options.bias is not None,
-        'a position scheme inside attention': options.terms is not None,
-        'dropout on the weights': options.dropout_rng is not None and options.config.dropout_rate > 0,
-        'weights to return': options.return_weights,
-    }
-    if refused := [what for what, present in asked.items() if present]:
-        raise ValueError(
-            f'attention of kind {options.config.kind!r} has no place for {" or ".join(refused)}: it never holds the '
-            "weights of single keys; use kind='dot'"
-        )
 
 
 def _either(

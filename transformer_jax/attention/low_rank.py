@@ -5,10 +5,12 @@ import jax.numpy as jnp
 
 from transformer_jax.attention.dense import dense_attention
 from transformer_jax.attention.mask import Mask
-from transformer_jax.attention.variant import Options, Use, Variant
+from transformer_jax.attention.variant import Options, Use, Variant, refuse_unsupported
 from transformer_jax.config import AttentionConfig
 from transformer_jax.parameters import Parameter
 from transformer_jax.shapes import Array, Float, Int
+
+_SUPPORTS = frozenset('cross grouped_heads value_dim dropout cache cpu gpu tpu float32 bfloat16'.split())
 
 
 def low_rank_attention(
@@ -25,7 +27,8 @@ def low_rank_attention(
     mask that hides one real key from one query but not from another, and for more keys than E has rows; a real key at
     a position beyond E's rows yields NaN.
     """
-    _refuse_what_is_not_supported(mask, options)
+    advice = "a projected row mixes keys of all positions; use kind='dot'"
+    refuse_unsupported(_SUPPORTS, mask, options, name='attention of kind low_rank', advice=advice)
     real = (mask.k_segments > 0) & (mask.q_segments > 0).any(axis=1, keepdims=True)  # a key that nobody sees is padding
     real_rows = real[:, :, None, None]
 
@@ -64,23 +67,6 @@ def _rows_of(projection: Float[Array, 'L R'], positions: Int[Array, 'B S'], real
     return jnp.where(real[:, :, None], rows, 0)
 
 
-def _refuse_what_is_not_supported(mask: Mask, options: Options) -> None:
-    asked = {
-        'causal': mask.causal,
-        'window': mask.window is not None,
-        'prefix': mask.k_prefix is not None,
-        'key by key': mask.allowed is not None,
-        'bias': options.bias is not None,
-        'positions': options.terms is not None,
-        'weights': options.return_weights,
-    }
-    if refused := [what for what, present in asked.items() if present]:
-        raise ValueError(
-            f'attention of kind low_rank supports no {" or ".join(refused)}: a projected row mixes keys of all '
-            "positions; use kind='dot'"
-        )
-
-
 def _check(use: Use) -> str | None:
     if use.causal:
         return 'low_rank mixes keys of all positions and can not hide later ones: bidirectional and cross only'
@@ -89,7 +75,8 @@ def _check(use: Use) -> str | None:
 
 LOW_RANK = Variant(
     low_rank_attention,
-    frozenset('cross grouped_heads value_dim dropout cache cpu gpu tpu float32 bfloat16'.split()),
+    _SUPPORTS,
     check=_check,
     parameters=low_rank_parameters,
+    reads=frozenset({'scale', 'rank'}),
 )

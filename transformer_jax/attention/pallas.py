@@ -13,13 +13,14 @@ from jax.ad_checkpoint import checkpoint_name
 
 from transformer_jax.attention.dense import empty_unseen
 from transformer_jax.attention.mask import Mask
-from transformer_jax.attention.variant import Options, Use, Variant, project
+from transformer_jax.attention.variant import Options, Use, Variant, project, refuse_unsupported
 from transformer_jax.parallel.rules import activation_spec, ambient_mesh
 from transformer_jax.shapes import Array, Bool, Float, Int
 
 Reach = tuple[int | None, int | None]
 _LANES = 128  # what lengths on a TPU must be whole multiples of
 _SHORT = 512  # the longest text whose scores, of one head, stay in a TPU's fast memory whole
+_SUPPORTS = frozenset('causal cross segments window grouped_heads value_dim rotary gpu tpu float32 bfloat16'.split())
 _SINK = -1e30  # far below every logit and far above the kernels' value of a hidden one
 
 
@@ -38,7 +39,10 @@ def pallas_attention(
     `ValueError` for what the kernels have no room for: weights, dropout, biases, globals, prefixes, and causal masks or
     windows that are not aligned.
     """
-    _refuse(mask, options)
+    advice = "impl='blockwise' or 'dense' does"
+    refuse_unsupported(_SUPPORTS, mask, options, name="impl='pallas'", advice=advice)
+    if not mask.aligned and (mask.causal or mask.window is not None):
+        raise ValueError(f"impl='pallas' does not support a causal mask or a window that is not aligned: {advice}")
     left, right = mask.window or (None, None)
     reach = left, 0 if mask.causal else right
     sees, seen = _meetings(mask, reach)
@@ -204,22 +208,6 @@ def check(use: Use) -> str | None:
     return None
 
 
-def _refuse(mask: Mask, options: Options) -> None:
-    asked = {
-        'the weights': options.return_weights,
-        'dropout': options.dropout_rng is not None,
-        'a bias': options.bias is not None,
-        'position terms': options.terms is not None,
-        'global tokens': mask.num_global > 0,
-        'a prefix': mask.k_prefix is not None,
-        'a mask key by key': mask.allowed is not None,
-        'a causal mask or a window that is not aligned': not mask.aligned and (mask.causal or mask.window is not None),
-    }
-    missing = [name for name, is_asked in asked.items() if is_asked]
-    if missing:
-        raise ValueError(f"impl='pallas' has no room for {' and '.join(missing)}; impl='blockwise' or 'dense' has")
-
-
 def _meetings(mask: Mask, reach: Reach) -> tuple[Bool[Array, 'B T'], Bool[Array, 'B S']]:
     """Which queries see some key, and which keys some query sees.
 
@@ -270,7 +258,8 @@ def _fitting_block(length: int, block_size: int | None) -> int:
 
 PALLAS = Variant(
     pallas_attention,
-    frozenset('causal cross segments window grouped_heads value_dim rotary gpu tpu float32 bfloat16'.split()),
+    _SUPPORTS,
     check,
     projects=True,
+    reads=frozenset({'scale', 'block_size'}),
 )

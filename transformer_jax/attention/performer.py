@@ -48,5 +48,9 @@ def random_features(
 
 
 PERFORMER = feature_variant(
-    random_features, lambda config: config.num_features, exact=False, further=frozenset({'rotary'})
+    random_features,
+    lambda config: config.num_features,
+    exact=False,
+    further=frozenset({'rotary'}),
+    reads=frozenset({'scale', 'num_features', 'feature_seed'}),
 )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from transformer_jax.attention.mask import Mask
 from transformer_jax.config import AttentionConfig
 from transformer_jax.parameters import Parameter
 from transformer_jax.position_terms import PositionTerms
@@ -18,6 +19,7 @@ FEATURES: dict[str, str] = {
     'prefix': 'prefix-LM: a part that every query of its segment sees',
     'grouped_heads': 'fewer key-value heads than query heads',
     'value_dim': 'd_v other than d_k',
+    'key_masks': 'a mask given key by key',
     'bias': 'an additive bias on the logits',
     'positions': 'position schemes with terms inside attention',
     'rotary': "queries and keys turned by their positions (positions='rope'), whose scores know offsets alone",
@@ -33,6 +35,10 @@ FEATURES: dict[str, str] = {
 }
 
 
+# Fields of `AttentionConfig` that are of some variants alone; see `Variant.reads`.
+OWN_FIELDS = ('scale', 'block_size', 'num_features', 'feature_seed', 'rank', 'score_dim')
+
+
 class Options(NamedTuple):
     """What a variant is given besides q, k, v and the mask. `None` = absent."""
 
@@ -44,8 +50,8 @@ class Options(NamedTuple):
     dropout_rng: PRNGKey | None = None  # given = dropout of `config.dropout_rate` on the weights
     return_weights: bool = False
     cached: bool = False  # k and v are a cache: zeros in slots that hold no token, so that nothing has to be emptied
-    packed: Float[Array, 'B T E'] | None = None  # q, k and v side by side, E = 3 N H, for who can use them as one
-    projection: Float[Array, 'E D'] | None = None  # the product that follows, for who takes it with its own: `projects`
+    packed: Float[Array, 'B T E'] | None = None  # q, k and v side by side, E = 3 N H; most variants leave them alone
+    projection: Float[Array, 'F D'] | None = None  # W^O, F = N U; given to variants with `projects` alone
 
 
 class Running(NamedTuple):
@@ -93,6 +99,28 @@ class Variant(NamedTuple):
     running: Running | None = None
     projects: bool = False  # the output is already `[B, T, D]` where the options have a projection
     exact: bool = True  # equals the definition of its kind; False = an approximation of `dot`
+    reads: frozenset[str] = frozenset(OWN_FIELDS)  # those that have an effect; a changed one that has none is refused
+
+
+def refuse_unsupported(supports: frozenset[str], mask: Mask, options: Options, *, name: str, advice: str) -> None:
+    """Raises `ValueError` for what a call asks of a variant beyond what it supports.
+
+    Configs are checked before (`attention.check`); this is for what only the call itself knows.
+    """
+    asked = {
+        'causal': mask.causal,
+        'window': mask.window is not None,
+        'globals': mask.num_global > 0,
+        'prefix': mask.k_prefix is not None,
+        'key_masks': mask.allowed is not None,
+        'bias': options.bias is not None,
+        'positions': options.terms is not None,
+        'dropout': options.dropout_rng is not None,
+        'weights': options.return_weights,
+    }
+    if missing := [feature for feature, is_asked in asked.items() if is_asked and feature not in supports]:
+        words = ', '.join(f'{feature} ({FEATURES[feature]})' for feature in missing)
+        raise ValueError(f'{name} does not support {words}: {advice}')
 
 
 def project(heads: Float[Array, 'B T N U'], projection: Float[Array, 'F D'] | None) -> Array:

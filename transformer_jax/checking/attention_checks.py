@@ -15,7 +15,7 @@ from transformer_jax.attention.mask import Mask
 from transformer_jax.attention.variant import Use, Variant
 from transformer_jax.checking.findings import Finding, format_table
 from transformer_jax.checking.oracle import ORACLES, Oracle, visible
-from transformer_jax.config import AttentionConfig, ConfigError
+from transformer_jax.config import ATTENTION_USES, AttentionConfig, ConfigError
 from transformer_jax.shapes import Array
 
 EXACT_LIMIT = 5e-6  # max|x - oracle| / max|oracle| in float32
@@ -33,7 +33,7 @@ def check_variant(
     config: AttentionConfig | None = None,
     *,
     oracle: Oracle | None = None,
-    uses: tuple[str, ...] = ('encoder_self', 'decoder_self', 'cross'),
+    uses: tuple[str, ...] = ATTENTION_USES,
 ) -> list[Finding]:
     """Runs the suite on a variant in each use that it supports; for a test of a variant of your own.
 

@@ -13,7 +13,7 @@ from transformer_jax import models
 from transformer_jax.checkpoints.digests import MANIFEST, RequestError
 from transformer_jax.checkpoints.run_folder import RunFolder
 from transformer_jax.checkpoints.store import Store
-from transformer_jax.config import Config, ConfigError, ModelConfig
+from transformer_jax.config import ATTENTION_USES, Config, ConfigError, ModelConfig
 from transformer_jax.data.vocabulary import Vocabulary, load_vocabulary
 from transformer_jax.models.interface import Model
 from transformer_jax.overlay import config_from_dict, config_to_dict, fixed_differences, overlay
@@ -23,7 +23,7 @@ from transformer_jax.shapes import Params
 # What another config may say of a trained model: which text it is tried on. Its free fields may differ anyway.
 _ABOUT_TEXT = ('config.data.', 'config.source_language', 'config.target_language')
 # What of the model may be swapped where the caller looks at what that changes; see `evaluation.comparison`.
-_ATTENTION = tuple(f'config.model.{use}.' for use in ('attention', 'encoder_self', 'decoder_self', 'cross'))
+_ATTENTION = tuple(f'config.model.{use}.' for use in ('attention', *ATTENTION_USES))
 _LONGEST = 'config.model.max_length'  # another one fits where no parameter has a row for each position
 
 

@@ -1,12 +1,13 @@
 """Model families. `MODELS` is the one table; `build` makes one, `validate` checks a whole config before tracing."""
 
+import dataclasses
 import difflib
 from typing import Any
 
 from transformer_jax import attention, data, positions
 from transformer_jax import config as config_module
 from transformer_jax.attention.variant import Use
-from transformer_jax.config import Config, ConfigError, ExecutionConfig, ModelConfig
+from transformer_jax.config import ATTENTION_USES, Config, ConfigError, ExecutionConfig, ModelConfig, refuse_ignored
 from transformer_jax.models.convolutional import Convolutional
 from transformer_jax.models.decoder_only import DecoderOnly
 from transformer_jax.models.encoder_decoder import EncoderDecoder
@@ -42,11 +43,15 @@ def validate(config: Config) -> None:
         )
     family = MODELS[model.family]
     family.check(model)
+    _refuse_what_is_of_other_families(model)
     if sides := [name.removesuffix('_self') for name in family.attention_uses(model) if name != 'cross']:
         check_mixing(model, sides)
     positions.check(model, [name for name in _attention_uses(model) if name != 'cross'])
-    for use in uses_of_attention(config):
+    uses = uses_of_attention(config)
+    for use in uses:
         attention.check(use, f'config.model.{use.name}')
+    if uses:
+        attention.check_own_fields(model, uses)
     _check_sequence(config)
     _check_task(config)
     data.check(config)
@@ -55,6 +60,16 @@ def validate(config: Config) -> None:
 def task_of(config: ModelConfig) -> Task:
     """What a model of this config is for."""
     return MODELS[config.family].task_of(config)
+
+
+def _refuse_what_is_of_other_families(model: ModelConfig) -> None:
+    """Raises `ConfigError` for a changed section of the config that this family does not read."""
+    why = f'config.model.family is {model.family!r}'
+    sections = set(MODELS) & {field.name for field in dataclasses.fields(model)} - {model.family}
+    ignored = {name: f'it is of family {name!r}, and {why}' for name in sections}
+    uses = MODELS[model.family].attention_uses(model)
+    ignored |= {use: f'{why}, which has no such attention' for use in ATTENTION_USES if use not in uses}
+    refuse_ignored(model, 'config.model', ignored)
 
 
 def _check_sequence(config: Config) -> None:

@@ -21,7 +21,7 @@ from flax import linen as nn
 from transformer_jax.attention import variants_of
 from transformer_jax.attention.api import attention, attention_and_weights
 from transformer_jax.attention.mask import Mask
-from transformer_jax.config import AttentionConfig, ModelConfig
+from transformer_jax.config import AttentionConfig, ModelConfig, refuse_ignored
 from transformer_jax.data.batch import Batch
 from transformer_jax.layers import kv_cache
 from transformer_jax.layers.convolution import Convolution
@@ -30,7 +30,7 @@ from transformer_jax.layers.dropout import Dropout
 from transformer_jax.layers.embedding import PositionEmbedding
 from transformer_jax.layers.kv_cache import DecodeState, Reading, RunningState
 from transformer_jax.models.family import Family, VocabularyModule
-from transformer_jax.models.settings import check_reach, refuse_ignored, refuse_inner_positions
+from transformer_jax.models.settings import check_reach, refuse_inner_positions
 from transformer_jax.models.stacks import Stack
 from transformer_jax.shapes import Array, Float, Int, Params
 
@@ -275,6 +275,6 @@ def check_convolutional(config: ModelConfig) -> None:
     ignored |= dict.fromkeys(('encoder_self', 'decoder_self'), attends)
     ignored |= dict.fromkeys(('encoder_mixing', 'decoder_mixing'), "family 'convolutional' has no such layers")
     ignored['recurrence'] = "family 'convolutional' has no recurrence"
-    refuse_ignored(config, ignored)
+    refuse_ignored(config, 'config.model', ignored)
     check_reach(config, config.num_encoder_layers)
     check_reach(config, config.num_decoder_layers)

@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from transformer_jax.attention.dense import empty_unseen
 from transformer_jax.attention.mask import Mask
-from transformer_jax.config import ConfigError, ModelConfig
+from transformer_jax.config import ConfigError, ModelConfig, refuse_ignored
 from transformer_jax.data.batch import Batch
 from transformer_jax.layers import kv_cache
 from transformer_jax.layers.dropout import Dropout
@@ -207,6 +207,8 @@ class DecoderOnly(Family):
     def check(config: ModelConfig) -> None:
         if not translates(config):
             check_single_table(config)
+            reason = f'config.model.decoder_only.task is {config.decoder_only.task!r}, which has no prefix'
+            refuse_ignored(config, 'config.model', {'decoder_only.prefix': reason})
         if config.decoder_mixing != 'attention':
             raise ConfigError(
                 f"config.model.decoder_mixing is {config.decoder_mixing!r}; family 'decoder_only' has 'attention' alone"

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from transformer_jax.config import ConfigError, ModelConfig
+from transformer_jax.config import ATTENTION_USES, ConfigError, ModelConfig, refuse_ignored
 from transformer_jax.data.batch import Batch
 from transformer_jax.layers import kv_cache
 from transformer_jax.layers.dropout import Dropout
@@ -30,7 +30,6 @@ from transformer_jax.layers.recurrence import Recurrence, segment_starts
 from transformer_jax.models import recurrent_decoder
 from transformer_jax.models.family import Family, VocabularyModule
 from transformer_jax.models.recurrent_decoder import Decoder, Row, Source
-from transformer_jax.models.settings import refuse_ignored
 from transformer_jax.shapes import Array, Float, Int, Params
 
 
@@ -177,15 +176,12 @@ def check_recurrent(config: ModelConfig) -> None:
             "positions: set it to 'none'"
         )
     attends = "family 'recurrent' has the attention that config.model.recurrence.attention names, of one head"
-    names = (
-        'kind', 'scale', 'window', 'window_right', 'num_global', 'num_kv_heads', 'value_dim', 'dropout_rate',
-        'use_bias', 'score_dim',
-    )  # fmt: skip
+    names = {field.name for field in dataclasses.fields(config.attention)} - {'num_heads', 'head_dim'}  # sizes set them
     ignored = {f'attention.{name}': attends for name in names}
-    ignored |= dict.fromkeys(('encoder_self', 'decoder_self', 'cross'), attends)
+    ignored |= dict.fromkeys(ATTENTION_USES, attends)
     ignored |= dict.fromkeys(('encoder_mixing', 'decoder_mixing'), "family 'recurrent' has no such layers")
     ignored['convolution'] = "family 'recurrent' has no convolutions"
     if config.recurrence.attention != 'luong':
         reason = f'config.model.recurrence.attention is {config.recurrence.attention!r}'
         ignored |= {'recurrence.luong_score': reason, 'recurrence.input_feeding': reason}
-    refuse_ignored(config, ignored)
+    refuse_ignored(config, 'config.model', ignored)

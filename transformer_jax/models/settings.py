@@ -1,21 +1,9 @@
 """What a family can't have in its config, or would ignore. Checked on the host before anything is traced."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from transformer_jax import positions as position_schemes
-from transformer_jax.config import ConfigError, ModelConfig, walk
-
-
-def refuse_ignored(config: ModelConfig, ignored: Mapping[str, str]) -> None:
-    """Raises `ConfigError` for a field that was changed although it has no effect.
-
-    `ignored` has the dotted path of a field or of a group of them, and why it has none.
-    """
-    default = {path: value for path, _, value in walk(ModelConfig())}
-    for path, _, value in walk(config):
-        for prefix, reason in ignored.items():
-            if (path == prefix or path.startswith(f'{prefix}.')) and value != default[path]:
-                raise ConfigError(f'config.model.{path} is {value!r}, but {reason}; leave it {default[path]!r}')
+from transformer_jax.config import ConfigError, ModelConfig, refuse_ignored
 
 
 def refuse_inner_positions(config: ModelConfig, reason: str) -> None:
@@ -68,4 +56,4 @@ def check_mixing(config: ModelConfig, sides: Sequence[str]) -> None:
         refuse_inner_positions(config, reason)
         if mixings[side] == 'convolution':
             check_reach(config, getattr(config, f'num_{side}_layers'))
-    refuse_ignored(config, ignored)
+    refuse_ignored(config, 'config.model', ignored)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from transformer_jax.config import AttentionConfig, ConfigError, ModelConfig
+from transformer_jax.config import AttentionConfig, ConfigError, ModelConfig, refuse_unread
 from transformer_jax.parameters import Parameter
 from transformer_jax.position_terms import PositionTerms
 from transformer_jax.positions import alibi, learned, rope, shaw, sinusoidal, t5
@@ -34,15 +34,22 @@ class Scheme(NamedTuple):
     max_length: str | None = None
     # (config, use) -> why 'encoder_self' or 'decoder_self' can't have the scheme, or None when it can
     check: Callable[[ModelConfig, str], str | None] | None = None
+    reads: tuple[str, ...] = ()  # the fields of `ModelConfig` that are of this scheme alone
 
 
 SCHEMES: dict[str, Scheme] = {
     'none': Scheme(),
     'sinusoidal': Scheme(on_embedding=sinusoidal.on_embedding, max_length='config'),
     'learned': Scheme(on_embedding=learned.on_embedding, embedding_parameters=learned.parameters, max_length='table'),
-    'shaw': Scheme(terms=shaw.terms, terms_parameters=shaw.parameters),
-    'rope': Scheme(on_heads=rope.on_heads, check=rope.check),
-    't5': Scheme(terms=t5.terms, terms_parameters=t5.parameters, shared=True, check=t5.check),
+    'shaw': Scheme(terms=shaw.terms, terms_parameters=shaw.parameters, reads=('relative_clip',)),
+    'rope': Scheme(on_heads=rope.on_heads, check=rope.check, reads=('rope_base', 'rope_scaling')),
+    't5': Scheme(
+        terms=t5.terms,
+        terms_parameters=t5.parameters,
+        shared=True,
+        check=t5.check,
+        reads=('t5_buckets', 't5_max_distance'),
+    ),
     'alibi': Scheme(terms=alibi.terms),
 }
 
@@ -77,6 +84,7 @@ def check(config: ModelConfig, uses: Sequence[str] = ('encoder_self', 'decoder_s
         raise ConfigError(
             f'config.model.positions is {config.positions!r}; it must be one of {", ".join(map(repr, SCHEMES))}{hint}'
         )
+    refuse_unread(config, 'config.model', 'positions', {name: scheme.reads for name, scheme in SCHEMES.items()})
     rule = SCHEMES[config.positions].check
     for use in uses:
         if rule is not None and (reason := rule(config, use)) is not None:

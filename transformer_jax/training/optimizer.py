@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from transformer_jax.config import ConfigError, OptimizerConfig
+from transformer_jax.config import ConfigError, OptimizerConfig, refuse_unread
 from transformer_jax.shapes import Params
 
 _PATH = 'config.optimizer'
@@ -33,15 +33,7 @@ def check_optimizer(config: OptimizerConfig) -> None:
     """Raises `ConfigError` for an unknown optimizer or a changed field that it does not read."""
     if config.name not in OPTIMIZERS:
         raise ConfigError(f'{_PATH}.name is {config.name!r}; it must be one of {", ".join(map(repr, OPTIMIZERS))}')
-    own = {name for optimizer in OPTIMIZERS.values() for name in optimizer.reads}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.name in own - set(OPTIMIZERS[config.name].reads) and value != field.default:
-            readers = [name for name, optimizer in OPTIMIZERS.items() if field.name in optimizer.reads]
-            raise ConfigError(
-                f'{_PATH}.{field.name} is {value!r}, but {_PATH}.name={config.name!r} does not read it; leave it at '
-                f'{field.default!r}, or choose an optimizer that does: {", ".join(map(repr, readers))}'
-            )
+    refuse_unread(config, _PATH, 'name', {name: optimizer.reads for name, optimizer in OPTIMIZERS.items()})
     if config.name == 'adamw' and config.weight_decay is None:
         raise ConfigError(f"{_PATH}.weight_decay is None; {_PATH}.name='adamw' needs one (0.01, say), or use 'adam'")
 

@@ -6,17 +6,9 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import optax
 
-from transformer_jax.config import ConfigError, ScheduleConfig
+from transformer_jax.config import ConfigError, ScheduleConfig, refuse_unread
 
 _PATH = 'config.optimizer.schedule'
-
-# The fields each schedule reads; another field that was changed would have no effect, so it is refused.
-_FIELDS = {
-    'warmup': ('factor', 'warmup_steps'),
-    'constant': ('peak', 'warmup_steps'),
-    'cosine': ('peak', 'warmup_steps', 'decay_steps', 'final_fraction'),
-    'inverse_sqrt': ('peak', 'warmup_steps'),
-}
 
 
 def make_schedule(config: ScheduleConfig, d_model: int, total_steps: int) -> optax.Schedule:
@@ -29,22 +21,15 @@ def make_schedule(config: ScheduleConfig, d_model: int, total_steps: int) -> opt
     more steps then follows another curve. Raises `ConfigError` for fields that make no sense together.
     """
     check_schedule(config, total_steps)
-    rate = _RATES[config.name](config, d_model, total_steps)
+    rate = SCHEDULES[config.name].make(config, d_model, total_steps)
     return lambda count: rate(jnp.asarray(count, jnp.float32) + 1.0)
 
 
 def check_schedule(config: ScheduleConfig, total_steps: int) -> None:
     """Raises `ConfigError` for an unknown schedule, a changed field that it does not read, or an empty decay."""
-    if config.name not in _FIELDS:
-        raise ConfigError(f'{_PATH}.name is {config.name!r}; it must be one of {", ".join(map(repr, _FIELDS))}')
-    for field in dataclasses.fields(config):
-        value, read = getattr(config, field.name), ('name', *_FIELDS[config.name])
-        if field.name not in read and value != field.default:
-            readers = [name for name, fields in _FIELDS.items() if field.name in fields]
-            raise ConfigError(
-                f'{_PATH}.{field.name} is {value!r}, but {_PATH}.name={config.name!r} does not read it; leave it at '
-                f'{field.default!r}, or choose a schedule that does: {", ".join(map(repr, readers))}'
-            )
+    if config.name not in SCHEDULES:
+        raise ConfigError(f'{_PATH}.name is {config.name!r}; it must be one of {", ".join(map(repr, SCHEDULES))}')
+    refuse_unread(config, _PATH, 'name', {name: schedule.reads for name, schedule in SCHEDULES.items()})
     if config.name == 'warmup' and config.warmup_steps is None:
         raise ConfigError(f"{_PATH}.warmup_steps is None, but the formula of {_PATH}.name='warmup' needs it")
     decay_steps = total_steps if config.decay_steps is None else config.decay_steps
@@ -95,9 +80,17 @@ def _inverse_sqrt(config: ScheduleConfig, d_model: int, total_steps: int) -> Rat
     return lambda step: config.peak * jnp.minimum(step / warmup, (warmup / step) ** 0.5)
 
 
-_RATES: dict[str, Callable[[ScheduleConfig, int, int], Rate]] = {
-    'warmup': _warmup,
-    'constant': _constant,
-    'cosine': _cosine,
-    'inverse_sqrt': _inverse_sqrt,
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """How one schedule is made from `(config, d_model, total_steps)`, and the config fields that it reads."""
+
+    make: Callable[[ScheduleConfig, int, int], Rate]
+    reads: tuple[str, ...]
+
+
+SCHEDULES = {
+    'warmup': Schedule(_warmup, ('factor', 'warmup_steps')),
+    'constant': Schedule(_constant, ('peak', 'warmup_steps')),
+    'cosine': Schedule(_cosine, ('peak', 'warmup_steps', 'decay_steps', 'final_fraction')),
+    'inverse_sqrt': Schedule(_inverse_sqrt, ('peak', 'warmup_steps')),
 }
