@@ -436,6 +436,8 @@ def test_formats():
         write = translate_command.make_formatter('text', n_best=n_best, scores=scores)
         assert write(31, 'x', found[:n_best]) == full
         assert write(32, '', []) == blank
+    with pytest.raises(ConfigError, match='--scores is of --format text'):
+        translate_command.make_formatter('jsonl', n_best=2, scores=True)
     write = translate_command.make_formatter('jsonl', n_best=2, scores=False)
     assert json.loads(write(32, '', [])) == {'line': 32, 'source': '', 'translations': []}
     texts = [one['text'] for one in json.loads(write(31, '„x“', found))['translations']]

@@ -98,6 +98,7 @@ def translate(options: argparse.Namespace) -> None:
     flags |= {'batch_size': options.batch_size}
     options.changes |= {f'decoding.{name}': value for name, value in flags.items() if value is not None}
     command.check_output(options.output, force=options.force)
+    write = command.make_formatter(options.format, n_best=options.n_best, scores=options.scores)
     run = open_checked_run(options.run, options.changes)
     require_task(run.model.task, 'translates')
     check_count(options.n_best, run.config.decoding)
@@ -107,7 +108,6 @@ def translate(options: argparse.Namespace) -> None:
         prefixes = command.read_prefixes(options.prefix_file, input_name=options.input, num_lines=len(lines))
     translator = command.load_translator(run, options.checkpoint)
     translations = command.translate_lines(translator, lines, prefixes, n_best=options.n_best)
-    write = command.make_formatter(options.format, n_best=options.n_best, scores=options.scores)
     with command.open_output(options.output, force=options.force) as output:
         for number, (line, found) in enumerate(zip(lines, translations, strict=True), start=1):
             output.write(f'{write(number, line, found)}\n'.encode())
@@ -127,14 +127,14 @@ def generate(options: argparse.Namespace) -> None:
     flags = {name: getattr(options, name) for name in names}
     options.changes |= {f'decoding.{name}': value for name, value in flags.items() if value is not None}
     lines.check_output(options.output, force=options.force)
+    names = ('prompt', 'texts')
+    write = lines.make_formatter(options.format, n_best=options.n_best, scores=options.scores, names=names)
     run = open_checked_run(options.run, options.changes)
     require_task(run.model.task, 'generates')
     check_count(options.n_best, run.config.decoding)
     prompts = lines.read_input(options.input)
     generator = command.load_generator(run, options.checkpoint)
     texts = command.generate_lines(generator, prompts, n_best=options.n_best, seed=options.seed)
-    names = ('prompt', 'texts')
-    write = lines.make_formatter(options.format, n_best=options.n_best, scores=options.scores, names=names)
     with lines.open_output(options.output, force=options.force) as output:
         for number, (prompt, found) in enumerate(zip(prompts, texts, strict=True), start=1):
             output.write(f'{write(number, prompt, found)}\n'.encode())

@@ -59,12 +59,10 @@ class TextFilesConfig:
 
 @dataclass(frozen=True)
 class TfdsConfig:
-    """A TFDS translation set; `source_language` picks the direction whatever the set's own key order."""
+    """A TFDS translation set. `Config.source_language` picks the direction whatever the set's own key order."""
 
     name: str = 'wmt14_translate/de-en'
-    data_dir: str | None = None
-    source_language: str = 'en'
-    target_language: str = 'de'
+    data_dir: str | None = option(None, free=True)  # where sets lie; it is their content that a resume must repeat
     train_split: str = 'train'
     validation_split: str = 'validation'
     test_split: str = 'test'
@@ -294,7 +292,7 @@ class TrainConfig:
     accumulation: int = _count(1)  # micro-batches an update; gradients are weighted by their tokens
     label_smoothing: float = _rate(0.1)
     smoothing_over: str = option('all', choices=('all', 'others'))  # paper: all V entries; t2t: the V-1 wrong ones
-    loss_block_tokens: int = _count(512)  # tokens whose logits exist at once
+    loss_block_tokens: int = _count(512, free=True)  # tokens whose logits exist at once
     ema_decay: float | None = option(None, above=0.0, below=1.0)  # exponential moving average of the parameters
     max_bad_steps: int = option(10, minimum=0, free=True)  # updates with non-finite gradients in a row before stopping
     prng: str = option('rbg', choices=('rbg', 'threefry2x32', 'unsafe_rbg'))  # of dropout
@@ -381,8 +379,8 @@ class Config:
     """One run."""
 
     seed: int = option(0, minimum=0)
-    source_language: str = 'en'
-    target_language: str = 'de'
+    source_language: str = 'en'  # of a TFDS set; elsewhere for the record
+    target_language: str = 'de'  # the same, and how translations are scored: see evaluation.bleu
     data: DataConfig = _group(DataConfig)
     vocabulary: VocabularyConfig = _group(VocabularyConfig)
     model: ModelConfig = _group(ModelConfig)

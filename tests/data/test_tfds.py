@@ -34,6 +34,10 @@ def data_dir(tmp_path_factory) -> str:
     return folder
 
 
+def make_source(data_dir: str, languages: tuple[str, str] = ('en', 'de'), *, report=print, **changes) -> TfdsSource:
+    return TfdsSource(make_config(data_dir, **changes), languages, report=report)
+
+
 def make_config(data_dir: str, **changes) -> TfdsConfig:
     fields = {'name': 'small_translate', 'train_split': 'train', 'validation_split': 'test', 'test_split': 'test'}
     return TfdsConfig(data_dir=data_dir, **{**fields, **changes})
@@ -41,8 +45,8 @@ def make_config(data_dir: str, **changes) -> TfdsConfig:
 
 @pytest.mark.parametrize('source_language, target_language', [('en', 'de'), ('de', 'en')])
 def test_direction_is_the_configs_and_nothing_is_lost(data_dir, source_language, target_language):
-    config = make_config(data_dir, source_language=source_language, target_language=target_language)
-    source = data.make_source(Config(data=DataConfig(source='tfds', tfds=config)))
+    own = DataConfig(source='tfds', tfds=make_config(data_dir))
+    source = data.make_source(Config(data=own, source_language=source_language, target_language=target_language))
     pairs = list(source.read('train'))
     assert [pair.id for pair in pairs] == list(range(11))
     expected = {(example[source_language], example[target_language]) for example in TRAIN.values()}
@@ -53,7 +57,7 @@ def test_direction_is_the_configs_and_nothing_is_lost(data_dir, source_language,
 
 
 def test_slices_are_splits(data_dir):
-    source = TfdsSource(make_config(data_dir, train_split='train[3:]+test', validation_split='train[:3]'))
+    source = make_source(data_dir, train_split='train[3:]+test', validation_split='train[:3]')
     everything = [pair.source for split in ('train', 'validation') for pair in source.read(split)]
     assert (source.size('train'), source.size('validation')) == (10, 3)
     assert len(set(everything)) == 13
@@ -61,13 +65,13 @@ def test_slices_are_splits(data_dir):
 
 def test_line_ends_inside_a_text_become_spaces_and_are_counted(data_dir):
     notes = []
-    source = TfdsSource(make_config(data_dir), report=notes.append)
+    source = make_source(data_dir, report=notes.append)
     assert {(pair.source, pair.target) for pair in source.read('test')} == {('one  two', 'ein zwei'), ('three', 'drei')}
     assert notes == ['small_translate test: line ends inside 1 pairs became spaces']
 
 
 def test_text_may_be_str_or_bytes(data_dir, monkeypatch):
-    source = TfdsSource(make_config(data_dir))
+    source = make_source(data_dir)
 
     class StrData:
         def __len__(self):
@@ -81,18 +85,18 @@ def test_text_may_be_str_or_bytes(data_dir, monkeypatch):
 
 
 def test_fingerprints_follow_content_and_direction(data_dir):
-    one = TfdsSource(make_config(data_dir, validation_split='train[:4]'))
-    other = TfdsSource(make_config(data_dir, source_language='de', target_language='en', validation_split='train[4:]'))
+    one = make_source(data_dir, validation_split='train[:4]')
+    other = make_source(data_dir, ('de', 'en'), validation_split='train[4:]')
     prints = [source.fingerprint(split) for source in (one, other) for split in source.splits()]
     assert len(set(prints)) == 6
-    assert TfdsSource(make_config(data_dir)).fingerprint('train') == prints[0]
+    assert make_source(data_dir).fingerprint('train') == prints[0]
 
 
 REFUSED = {
     'unknown set': ({'name': 'small_translat'}, r"config\.data\.tfds\.name is 'small_translat': .*not found"),
     'unknown pair': ({'name': 'wmt14_translate/de-xx'}, r"config\.data\.tfds\.name is 'wmt14_translate/de-xx'"),
-    'language': ({'source_language': 'fr'}, r"source_language is 'fr'; small_translate has 'de', 'en'"),
-    'one language': ({'source_language': 'de'}, r"target_language is 'de', as is source_language"),
+    'language': ({'languages': ('fr', 'de')}, r"config\.source_language is 'fr'; small_translate has 'de', 'en'"),
+    'one language': ({'languages': ('de', 'de')}, r"target_language is 'de', as is config\.source_language"),
     'split': ({'test_split': 'tst'}, r"test_split is 'tst' \(did you mean 'test'\?\); the set has 'train', 'test'"),
 }
 
@@ -101,11 +105,11 @@ REFUSED = {
 def test_what_the_set_does_not_have_is_refused(data_dir, name):
     changes, message = REFUSED[name]
     with pytest.raises(ConfigError, match=message):
-        TfdsSource(make_config(data_dir, **changes))
+        make_source(data_dir, **changes)
 
 
 def test_a_set_prepared_for_tensorflow_says_what_to_do(data_dir, monkeypatch):
-    source = TfdsSource(make_config(data_dir))
+    source = make_source(data_dir)
 
     def refuse(name):
         raise NotImplementedError('Random access data source for file format tfrecord is not supported')
@@ -126,7 +130,7 @@ def test_the_wmt_sets_are_known_and_prepared_when_absent(tmp_path, monkeypatch):
     monkeypatch.setattr(tfds.core.DatasetBuilder, 'download_and_prepare', pretend)
     notes = []
     with pytest.raises(ConfigError, match='train_split'):  # nothing was really prepared, so there are no splits
-        TfdsSource(TfdsConfig(data_dir=str(tmp_path)), report=notes.append)
+        TfdsSource(TfdsConfig(data_dir=str(tmp_path)), ('en', 'de'), report=notes.append)
     assert [builder.info.full_name for builder in prepared] == ['wmt14_translate/de-en/1.0.0']
     assert prepared[0].info.file_format.value == 'array_record'
     assert 'downloading and preparing' in notes[0]

@@ -20,7 +20,7 @@ def attention(
     config: AttentionConfig,
     *,
     params: Mapping[str, Array] | None = None,
-    bias: Float[Array, '#B #N T S'] | None = None,
+    bias: Float[Array, '#B #N #T #S'] | None = None,
     terms: PositionTerms | None = None,
     dropout_rng: PRNGKey | None = None,
     cached: bool = False,
@@ -71,7 +71,7 @@ def make_options(
     config: AttentionConfig,
     *,
     params: Mapping[str, Array] | None = None,
-    bias: Float[Array, '#B #N T S'] | None = None,
+    bias: Float[Array, '#B #N #T #S'] | None = None,
     terms: PositionTerms | None = None,
     dropout_rng: PRNGKey | None = None,
 ) -> Options:

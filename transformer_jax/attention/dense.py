@@ -47,8 +47,10 @@ def scores(q: Float[Array, 'B T N H'], k: Float[Array, 'B S K H']) -> Float[Arra
 
 def masked_softmax(logits: Float[Array, 'B N T S'], may_see: Bool[Array, '#B #N T S']) -> Float[Array, 'B N T S']:
     """Softmax over the keys that may be seen, in float32; zeros in a row that may see none."""
-    logits = jnp.where(may_see, logits.astype(jnp.float32), jnp.finfo(jnp.float32).min)
-    exponentials = jnp.where(may_see, jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True))), 0.0)
+    least = jnp.finfo(jnp.float32).min
+    logits = jnp.where(may_see, logits.astype(jnp.float32), least)
+    top = jnp.maximum(jax.lax.stop_gradient(logits.max(-1, keepdims=True)), least)  # finite, whatever a bias hides
+    exponentials = jnp.where(may_see, jnp.exp(logits - top), 0.0)
     total = exponentials.sum(-1, keepdims=True)
     return exponentials / jnp.where(total > 0, total, 1.0)
 

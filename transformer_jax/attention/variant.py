@@ -45,7 +45,7 @@ class Options(NamedTuple):
     config: AttentionConfig  # static: block size, number of features, ...
     scale: float = 1.0  # the logits are q k^T times this
     params: Mapping[str, Array] = {}  # the variant's own, by the names in `Variant.parameters`
-    bias: Float[Array, '#B #N T S'] | None = None  # added to the scaled logits
+    bias: Float[Array, '#B #N #T #S'] | None = None  # added to the scaled logits
     terms: PositionTerms | None = None
     dropout_rng: PRNGKey | None = None  # given = dropout of `config.dropout_rate` on the weights
     return_weights: bool = False

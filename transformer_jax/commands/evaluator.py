@@ -8,6 +8,7 @@ import jax
 
 from transformer_jax.commands.shared_translation import SharedTranslator
 from transformer_jax.config import Config
+from transformer_jax.data import NO_LANGUAGE
 from transformer_jax.data.corpus import Corpus
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.evaluation.evaluator import Evaluator
@@ -51,7 +52,6 @@ def make_evaluator(
             assert mesh is not None
             assert between is not None
             translator.share(hosts, mesh, between)
-    artificial = config.data.source == 'copying'
     return Evaluator(
         model,
         corpus.prepared(split),
@@ -59,7 +59,7 @@ def make_evaluator(
         corpus.vocabulary,
         batch_tokens=config.evaluation.batch_tokens,
         translator=translator,
-        target_language=None if artificial else config.target_language,
+        target_language=None if config.data.source in NO_LANGUAGE else config.target_language,
         mesh=mesh,
         pause=between,
     )

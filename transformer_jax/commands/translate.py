@@ -91,8 +91,10 @@ def make_formatter(
     'text' is the best translation alone. `scores` puts `SCORE TAB` before it, and `n_best` above 1 writes `n_best`
     lines with `NUMBER TAB` first: a blank line of input has that many blank translations without a score, and so are
     those that the model has too few of. 'jsonl' is one object a line of input with the translations there are; `names`
-    are its keys for them and for the line.
+    are its keys for them and for the line. Raises `ConfigError` for 'jsonl' with `scores`, which it always holds.
     """
+    if kind == 'jsonl' and scores:
+        raise ConfigError('--scores is of --format text; --format jsonl writes every score without it')
 
     def as_text(number: int, source: str, translations: Sequence[Translation]) -> str:
         lines = []

@@ -48,7 +48,8 @@ def _make_text_files(config: Config, report: Report) -> Source:
 def _make_tfds(config: Config, report: Report) -> Source:
     from transformer_jax.data.tfds import TfdsSource
 
-    return TfdsSource(config.data.tfds, report=report)
+    languages = config.source_language, config.target_language
+    return TfdsSource(config.data.tfds, languages, report=report)
 
 
 def _make_grammar(config: Config, report: Report) -> Source:
@@ -70,6 +71,8 @@ SOURCES: dict[str, Callable[[Config, Report], Source]] = {
     'grammar': _make_grammar,
     'copying': _make_copying,
 }
+HAVE_ONE_ANSWER = ('grammar', 'copying')  # each of their lines has one right translation
+NO_LANGUAGE = ('copying',)  # their lines are of no language that has rules of tokenisation
 
 
 def check(config: Config) -> None:

@@ -16,19 +16,19 @@ SPLITS = ('train', 'validation', 'test')
 
 
 class TfdsSource:
-    """The pairs of a set that has a text feature for each of the two languages; pair i is example i of the split.
+    """The pairs of a set that has a text feature for each of the two languages, source and target.
 
-    A set that is not yet in `config.data_dir` is downloaded and prepared. Splits may be slices (`train[2000:]`). Line
-    ends inside a text become spaces and are counted. Raises `ConfigError` naming the field for an unknown set, language
-    or split, and for a set prepared in another file format.
+    Pair i is example i of the split. A set that is not yet in `config.data_dir` is downloaded and prepared. Splits may
+    be slices (`train[2000:]`). Line ends inside a text become spaces and are counted. Raises `ConfigError` naming the
+    field for an unknown set, language or split, and for a set prepared in another file format.
     """
 
-    def __init__(self, config: TfdsConfig, *, report: Callable[[str], None] = print):
-        self._config = config
+    def __init__(self, config: TfdsConfig, languages: tuple[str, str], *, report: Callable[[str], None] = print):
+        self._config, self._languages = config, languages
         self._report = report
         self._builder = _open_builder(config, report)
         self._names = {split: getattr(config, f'{split}_split') for split in SPLITS}
-        _check_languages(config, list(self._builder.info.features or {}))
+        _check_languages(config.name, languages, list(self._builder.info.features or {}))
         for split, name in self._names.items():
             _check_split(split, name, list(self._builder.info.splits))
 
@@ -46,12 +46,11 @@ class TfdsSource:
                 f'config.data.tfds.name {self._config.name!r} was prepared in a file format that can not be read '
                 f'without TensorFlow; prepare it as array_record in another config.data.tfds.data_dir ({error})'
             ) from error
-        languages = (self._config.source_language, self._config.target_language)
         num_changed = 0
         for start in range(0, len(data), _EXAMPLES_AT_ONCE):
             indices = range(start, min(start + _EXAMPLES_AT_ONCE, len(data)))
             for index, example in zip(indices, data.__getitems__(list(indices)), strict=True):
-                texts = [_as_text(example[language], self._names[split], index) for language in languages]
+                texts = [_as_text(example[language], self._names[split], index) for language in self._languages]
                 lines = [text.replace('\r', ' ').replace('\n', ' ') for text in texts]
                 num_changed += lines != texts
                 yield Pair(index, lines[0], lines[1])
@@ -60,7 +59,7 @@ class TfdsSource:
 
     def fingerprint(self, split: str) -> str:
         """Hashes the record files of the split, which part of each it takes, and the direction."""
-        digest = hashlib.sha256(f'{self._config.source_language} {self._config.target_language}'.encode())
+        digest = hashlib.sha256(' '.join(self._languages).encode())
         for part in self._info(split).file_instructions:
             digest.update(f' {part.skip} {part.take} {part.examples_in_shard} '.encode())
             with epath.Path(part.filename).open('rb') as file:
@@ -96,14 +95,12 @@ def _open_builder(config: TfdsConfig, report: Callable[[str], None]) -> Any:
     return builder
 
 
-def _check_languages(config: TfdsConfig, languages: list[str]) -> None:
-    for field in ('source_language', 'target_language'):
-        if (value := getattr(config, field)) not in languages:
-            raise ConfigError(
-                f'config.data.tfds.{field} is {value!r}; {config.name} has {", ".join(map(repr, languages))}'
-            )
-    if config.source_language == config.target_language:
-        raise ConfigError(f'config.data.tfds.target_language is {config.target_language!r}, as is source_language')
+def _check_languages(name: str, languages: tuple[str, str], known: list[str]) -> None:
+    for side, language in zip(('source', 'target'), languages, strict=True):
+        if language not in known:
+            raise ConfigError(f'config.{side}_language is {language!r}; {name} has {", ".join(map(repr, known))}')
+    if languages[0] == languages[1]:
+        raise ConfigError(f'config.target_language is {languages[1]!r}, as is config.source_language')
 
 
 def _check_split(split: str, name: str, known: list[str]) -> None:

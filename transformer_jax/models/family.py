@@ -135,7 +135,7 @@ class Family:
 
     def project(self, params: Params, hidden: Float[Array, '... D']) -> Float[Array, '... V']:
         table, bias = self.output_table(params)
-        logits = jnp.einsum('...D,VD->...V', hidden, table.astype(hidden.dtype)).astype(jnp.float32)
+        logits = jnp.einsum('...D,VD->...V', hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32)
         if bias is not None:
             logits += jnp.broadcast_to(bias, logits.shape)
         return logits[..., : self.vocab_size]

@@ -104,12 +104,7 @@ def score_tokens(model: Model, params: Params, batch: Batch, *, block_tokens: in
 
     def by_shard(hidden: Array, targets: Array, real: Array, table: Array, bias: Array | None) -> TokenScores:
         own = VocabularySlice(table.shape[0], model.vocab_size, is_split=True)
-        matrix = own.gather_width(table.astype(hidden.dtype))
-
-        def project(x: Array) -> Array:
-            logits = jnp.einsum('xD,VD->xV', x, matrix).astype(jnp.float32)
-            return jnp.where(own.is_entry()[None], logits if bias is None else logits + bias[None], -jnp.inf)
-
+        project = _Projection.of(own, table, bias, hidden.dtype).logits
         return _score_blocks(block_tokens, hidden, targets, real, project, own, row_axes)
 
     return jax.shard_map(
@@ -188,8 +183,9 @@ class _Projection(NamedTuple):
     bias_sum: Any
 
     @classmethod
-    def of(cls, static: _Static, table: Float[Array, 'V d'], bias: Array | None, dtype: jnp.dtype) -> '_Projection':
-        own = VocabularySlice(table.shape[0], static.vocab_size, is_split=static.row_axes is not None)
+    def of(
+        cls, own: VocabularySlice, table: Float[Array, 'V d'], bias: Float[Array, 'V'] | None, dtype: jnp.dtype
+    ) -> '_Projection':
         matrix, is_entry = own.gather_width(table.astype(dtype)), own.is_entry()
         entries_sum = jnp.where(is_entry[:, None], matrix, 0).sum(axis=0, dtype=jnp.float32)
         bias_sum = 0.0 if bias is None else jnp.where(is_entry, bias, 0).sum()
@@ -288,8 +284,8 @@ def _run_blocks(
     so far above that it would overflow, the block is taken again with the greatest logits, which the first pass found.
     """
     block_tokens = static.block_tokens
-    projection = _Projection.of(static, table, bias, hidden.dtype)
-    own, blocks = projection.own, _Blocks.of(real, block_tokens)
+    own = VocabularySlice(table.shape[0], static.vocab_size, is_split=static.row_axes is not None)
+    projection, blocks = _Projection.of(own, table, bias, hidden.dtype), _Blocks.of(real, block_tokens)
     hidden = jnp.where(real[:, None], hidden, 0)  # what padding holds must not count, NaN included
     rows, gold, weight = blocks.gather(hidden), blocks.gather(targets), blocks.gather(real.astype(jnp.float32))
 

@@ -11,6 +11,7 @@ import numpy as np
 from etils import epath
 
 from transformer_jax.checkpoints.run_folder import RunFolder
+from transformer_jax.data import HAVE_ONE_ANSWER
 from transformer_jax.evaluation.significance import (
     Difference,
     Interval,
@@ -26,7 +27,6 @@ from transformer_jax.sweeps.points import Point, Sweep, Trial, spell
 from transformer_jax.training.figure_files import read_figures
 
 EXACT_MATCH, BLEU, ACCURACY = 'exact match, %', 'sacreBLEU', 'accuracy of subwords, %'
-_ARTIFICIAL = ('grammar', 'copying')  # sources with one right answer for each line
 
 
 @dataclass(frozen=True)
@@ -182,10 +182,9 @@ def _reach(folder: SweepFolder, sweep: Sweep, point: Point, states: Mapping[str,
         outcome = states[trial.name].outcome
         if states[trial.name].status == 'finished' and outcome is not None and outcome.evaluation is not None:
             config = outcome.config or {}
-            source = config['data']['source']
-            language = None if source in _ARTIFICIAL else config['target_language']
+            exact = config['data']['source'] in HAVE_ONE_ANSWER
             evaluation = folder.run_dir(trial) / outcome.evaluation
-            found.append(read_score(str(evaluation), outcome.split, source in _ARTIFICIAL, language))
+            found.append(read_score(str(evaluation), outcome.split, exact, config['target_language']))
     return found
 
 
