@@ -22,6 +22,8 @@ _OF_THE_MACHINE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EACCES, errno.
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one verb and returns its exit code."""
     options, rest = make_parser(VERBS).parse_known_args(arguments)
+    if not {'', str(Path.cwd())} & set(sys.path):  # an installed command does not look for modules where it is called
+        sys.path.append(str(Path.cwd()))
     try:
         options.changes = parse_overrides(rest)
         return int(options.run_verb(options) or DONE)

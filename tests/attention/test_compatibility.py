@@ -1,6 +1,7 @@
 """The table in the README is the table in the code, and what it does not mark is refused before tracing."""
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -11,9 +12,10 @@ from transformer_jax import attention
 from transformer_jax.attention import VARIANTS
 from transformer_jax.attention.api import attention_and_weights
 from transformer_jax.attention.compatibility import compatibility_table
+from transformer_jax.attention.dense import DENSE
 from transformer_jax.attention.mask import Mask
 from transformer_jax.attention.variant import FEATURES, Use
-from transformer_jax.config import AttentionConfig, ConfigError
+from transformer_jax.config import AttentionConfig, AttentionOverlayConfig, ConfigError
 
 README = Path(transformer_jax.__file__).parent.parent / 'README.md'
 # How a use asks for each feature: what of the use, and what of its config.
@@ -34,6 +36,9 @@ ASKS = {
     'gpu': ({'platform': 'gpu'}, {}),
     'tpu': ({'platform': 'tpu'}, {}),
 }
+
+
+uncached = DENSE._replace(supports=DENSE.supports - {'cache'})
 
 
 def make_use(config, **changes):
@@ -79,6 +84,7 @@ def test_what_a_variant_lacks_is_refused_with_what_works(key, feature):
         ({'num_kv_heads': 4}, r'num_kv_heads is 4, which does not divide num_heads 6.*one of 1, 2, 3, 6'),
         ({'num_global': 2}, r'num_global is 2, but .*window is None'),
         ({'kind': 'no_such_module:x'}, r"kind is 'no_such_module:x', which can not be imported"),
+        ({'kind': ':x'}, r"kind is ':x', which can not be imported: ValueError"),
         ({'kind': 'math:pi'}, r"kind is 'math:pi', a float; it must be a .*Variant"),
     ],
 )
@@ -91,6 +97,34 @@ def test_other_faults_name_field_value_and_choices(changes, words):
 def test_a_window_is_not_for_cross_attention():
     with pytest.raises(ConfigError, match=r'cross\.window is 5; a window is of self-attention only'):
         attention.check(make_use(AttentionConfig(window=5), name='cross', cross=True), 'config.model.cross')
+
+
+def test_a_kind_that_can_not_take_a_cache_is_refused_where_the_model_decodes(monkeypatch):
+    kind = f'{__name__}:uncached'
+    use = make_use(AttentionConfig(kind=kind), decodes=True)
+    attention.check(use._replace(decodes=False), 'config.model.encoder_self')
+    with pytest.raises(ConfigError, match=r'does not support cache \(decoding with cached keys'):
+        attention.check(use, 'config.model.encoder_self')
+    monkeypatch.setattr(sys.modules[__name__], 'uncached', DENSE)
+    attention.check(use, 'config.model.encoder_self')
+
+
+def test_errors_name_the_field_where_it_was_set():
+    config = AttentionConfig(kind='dott', num_heads=6, num_kv_heads=4)
+    with pytest.raises(ConfigError, match=r"^config\.model\.attention\.kind is 'dott'; it must be"):
+        attention.check(make_use(config), 'config.model.encoder_self', AttentionOverlayConfig(num_kv_heads=4))
+    config = dataclasses.replace(config, kind='dot')
+    with pytest.raises(ConfigError, match=r'^config\.model\.encoder_self\.num_kv_heads is 4'):
+        attention.check(make_use(config), 'config.model.encoder_self', AttentionOverlayConfig(num_kv_heads=4))
+
+
+def test_weights_of_a_named_implementation_that_has_none_are_refused():
+    rows, ids = jnp.ones((1, 3, 2, 4)), jnp.ones((1, 3), jnp.int32)
+    mask, config = Mask(ids, ids, ids, ids), AttentionConfig(impl='blockwise', num_heads=2, head_dim=4)
+    with pytest.raises(ValueError, match=r"impl 'blockwise' of kind 'dot' never holds the weights; .*: dense$"):
+        attention_and_weights(rows, rows, rows, mask, config)
+    for impl in ('auto', 'dense'):
+        assert attention_and_weights(rows, rows, rows, mask, dataclasses.replace(config, impl=impl))[1].shape[1] == 2
 
 
 @pytest.mark.parametrize('kind', ['linear', 'performer', 'low_rank'])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.models.tiny import CONFIG, START, V, compute_logits, make_batch, make_model, make_params
-from transformer_jax.config import ConfigError
+from transformer_jax.config import ConfigError, EncoderOnlyConfig
 from transformer_jax.data.batch import HostBatch
 from transformer_jax.evaluation.comparison import Comparison, divergence, require_same_parameters
 from transformer_jax.evaluation.evaluator import Result
@@ -43,6 +43,26 @@ def test_divergence_is_the_mean_over_real_tokens():
         count += real.sum()
     assert total / count > 1e-3
     assert divergence(model, narrow, params, BATCHES) == pytest.approx(total / count, rel=1e-4)
+
+
+def test_divergence_is_of_what_was_masked_where_it_was_masked():
+    own = EncoderOnlyConfig(selected_rate=0.5)
+    model, narrow = (
+        make_model(
+            family='encoder_only', encoder_only=own, attention=dataclasses.replace(CONFIG.attention, window=window)
+        )
+        for window in (None, 2)
+    )
+    params, total, count, posed = make_params(model), 0.0, 0, []
+    for seed, one in enumerate(BATCHES):
+        keys = jax.random.split(jax.random.key(seed, impl='threefry2x32'), 3)
+        batch = jax.device_get(jax.jit(model.objective)(one.batch, keys))
+        posed.append(one._replace(batch=batch))
+        real = batch.target_segment_ids > 0
+        p, q = (np.float64(jax.nn.log_softmax(compute_logits(each, params, batch)))[real] for each in (model, narrow))
+        total += (np.exp(p) * (p - q)).sum()
+        count += real.sum()
+    assert divergence(model, narrow, params, posed) == pytest.approx(total / count, rel=1e-4)
 
 
 def test_other_parameters_are_refused_by_name():

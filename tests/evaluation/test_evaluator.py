@@ -25,6 +25,7 @@ from transformer_jax.data.vocabulary_training import train_vocabulary
 from transformer_jax.decoding.translator import Translator
 from transformer_jax.evaluation import evaluator as evaluator_module
 from transformer_jax.evaluation.bleu import SPLIT_BLEU, chrf_score, sacrebleu_score, scores_by_length
+from transformer_jax.evaluation.comparison import divergence
 from transformer_jax.evaluation.evaluator import Evaluator, Result
 from transformer_jax.parallel.mesh import make_mesh
 
@@ -205,7 +206,9 @@ def test_references_longer_than_the_model_are_scored_whole(model, params, vocabu
     longest = int(prepared.target_lengths.max())
     assert longest > CONFIG.max_length
     roomy = dataclasses.replace(model, config=dataclasses.replace(CONFIG, max_length=longest))
-    nll = Evaluator(model, prepared, pairs, vocabulary, batch_tokens=64).negative_log_likelihoods(params)
+    evaluator = Evaluator(model, prepared, pairs, vocabulary, batch_tokens=64)
+    nll = evaluator.negative_log_likelihoods(params)
+    assert divergence(evaluator.model, evaluator.model, params, evaluator.batches()) == 0.0  # of a model with room
     np.testing.assert_allclose(nll, score_one_by_one(roomy, params, vocabulary, pairs, longest), rtol=1e-5)
 
 

@@ -269,4 +269,6 @@ def test_what_would_be_ignored_or_can_not_be_is_refused(changes: dict[str, Any],
 def test_a_config_that_it_takes() -> None:
     config = Config(model=ModelConfig(family='convolutional', positions='learned'))
     validate(config)
-    assert [use.name for use in uses_of_attention(config)] == ['cross']
+    (use,) = uses_of_attention(config, (61, 67))
+    assert (use.name, use.max_length) == ('cross', 67)
+    assert (use.config.num_heads, use.config.head_dim) == (1, 512)  # what runs, and what cuDNN has no kernel for

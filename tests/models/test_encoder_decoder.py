@@ -345,11 +345,11 @@ def test_the_base_model_has_the_papers_shape() -> None:
         ({'positions': 'sinusodal'}, r"config\.model\.positions is 'sinusodal'.*did you mean 'sinusoidal'"),
         (
             {'attention': dataclasses.replace(attend(), kind='dott')},
-            r"config\.model\.encoder_self\.kind is 'dott'.*'dot'",
+            r"config\.model\.attention\.kind is 'dott'.*'dot'",
         ),
         (
             {'attention': dataclasses.replace(attend(), impl='dens')},
-            r"config\.model\.encoder_self\.impl is 'dens'.*'dense'",
+            r"config\.model\.attention\.impl is 'dens'.*'dense'",
         ),
     ],
 )

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from transformer_jax import models
+from transformer_jax.attention import choose
 from transformer_jax.config import Config, ConfigError
 from transformer_jax.models import validate
 from transformer_jax.overlay import overlay
@@ -129,9 +130,22 @@ def test_what_cudnn_can_not_is_refused_on_a_gpu(
         validate(overlay(Config(), {'model.attention.impl': 'cudnn'} | changes))
 
 
+def test_kernels_that_count_by_index_are_refused_behind_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, 'target_platform', lambda: 'tpu')
+    changes = {'model.family': 'decoder_only', 'model.decoder_only.prefix': 'causal', 'model.attention.impl': 'pallas'}
+    with pytest.raises(ConfigError, match='count positions by index.*working here: dot/dense, dot/blockwise'):
+        validate(overlay(Config(), changes))
+    (use,) = models.uses_of_attention(overlay(Config(), changes | {'model.attention.impl': 'auto'}), (61, 67))
+    assert (use.max_length, choose(use)) == (128, 'dense')
+    validate(overlay(Config(), LANGUAGE_MODEL | {'model.attention.impl': 'pallas'}))
+
+
 def test_cudnn_on_a_gpu_in_16_bits_and_heads_of_any_width_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     validate(overlay(Config(), {'model.d_model': 500, 'model.attention.head_dim': 7, 'model.attention.num_heads': 3}))
     monkeypatch.setattr(models, 'target_platform', lambda: 'gpu')
     for positions in ('sinusoidal', 'rope'):
         changes = {'model.attention.impl': 'cudnn', 'model.compute_dtype': 'bfloat16', 'model.positions': positions}
         validate(overlay(Config(), changes))
+    wide = {'model.family': 'convolutional', 'model.compute_dtype': 'bfloat16', 'model.attention.impl': 'cudnn'}
+    with pytest.raises(ConfigError, match='head_dim of at most 128 .* and it is 512'):  # its one head
+        validate(overlay(Config(), wide))

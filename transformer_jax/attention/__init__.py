@@ -15,7 +15,7 @@ from transformer_jax.attention.pallas import PALLAS
 from transformer_jax.attention.performer import PERFORMER
 from transformer_jax.attention.preference import order_of_preference
 from transformer_jax.attention.variant import FEATURES, OWN_FIELDS, Use, Variant
-from transformer_jax.config import AttentionConfig, ConfigError, ModelConfig, refuse_ignored
+from transformer_jax.config import AttentionConfig, AttentionOverlayConfig, ConfigError, ModelConfig, refuse_ignored
 
 VARIANTS: dict[tuple[str, str], Variant] = {
     ('dot', 'dense'): DENSE,
@@ -75,6 +75,8 @@ def needs(use: Use) -> Iterator[str]:
         'rotary': use.turned,
         'dropout': config.dropout_rate > 0,
         'sequence': use.sequence_shards > 1,
+        # Cached steps take the dense form of a kind that has one.
+        'cache': use.decodes and 'dense' not in variants_of(config.kind),
         use.platform: True,
         use.compute_dtype: True,
     }
@@ -92,24 +94,35 @@ def why_not(variant: Variant, use: Use) -> str | None:
     return '; '.join(reasons) or None
 
 
-def check(use: Use, path: str) -> None:
-    """Checks one use of attention against the table, on the host. `path` is the config path named in the error."""
+def check(use: Use, path: str, overlay: AttentionOverlayConfig | None = None) -> None:
+    """Checks one use of attention against the table, on the host. Raises `ConfigError`.
+
+    `path` is that of the use, such as config.model.cross. A field that its `overlay` leaves to the common settings is
+    named in errors where it was set: in config.model.attention.
+    """
     config = use.config
+
+    def path_of(field: str) -> str:
+        is_common = overlay is not None and getattr(overlay, field) is None
+        return f'{path.rpartition(".")[0]}.attention.{field}' if is_common else f'{path}.{field}'
+
     try:
         own = variants_of(config.kind)
     except ConfigError as error:
-        raise ConfigError(f'{path}.{error}') from None
+        raise ConfigError(f'{path_of("kind")} {str(error).removeprefix("kind ")}') from None
     if config.impl not in ('auto', *own):
         raise ConfigError(
-            f'{path}.impl is {config.impl!r}; for kind {config.kind!r} it must be '
+            f'{path_of("impl")} is {config.impl!r}; for kind {config.kind!r} it must be '
             f'{_choices(config.impl, ["auto", *sorted(own)])}'
         )
-    _check_heads(config, path)
+    _check_heads(config, path_of('num_kv_heads'))
     if use.cross and config.window is not None:
-        raise ConfigError(f'{path}.window is {config.window}; a window is of self-attention only, leave it None')
+        path = path_of('window')
+        raise ConfigError(f'{path} is {config.window}; a window is of self-attention only, leave it None')
     if config.window is None and (config.num_global is not None or config.window_right is not None):
         name = 'num_global' if config.num_global is not None else 'window_right'
-        raise ConfigError(f'{path}.{name} is {getattr(config, name)}, but {path}.window is None; set a window as well')
+        value, needed = getattr(config, name), path_of('window')
+        raise ConfigError(f'{path_of(name)} is {value}, but {needed} is None; set a window as well')
     impl = choose(use)
     reason = why_not(own[impl], use)
     if reason is None:
@@ -131,6 +144,10 @@ def check_own_fields(config: ModelConfig, uses: Sequence[Use]) -> None:
     for use in uses:
         own = set(OWN_FIELDS) - reads[use.name]
         ignored |= {f'{use.name}.{name}': _unread_by(repr(use.config.kind), name) for name in own}
+        if use.causal and not use.prefix:
+            ignored[f'{use.name}.window_right'] = 'it is causal and sees nothing to its right'
+    if all(use.causal and not use.prefix for use in uses if not use.cross):
+        ignored['attention.window_right'] = 'all self-attention is causal and sees nothing to its right'
     refuse_ignored(config, 'config.model', ignored)
 
 
@@ -143,7 +160,7 @@ def _check_heads(config: AttentionConfig, path: str) -> None:
     if config.num_kv_heads is not None and config.num_heads % config.num_kv_heads:
         fits = [heads for heads in range(1, config.num_heads + 1) if config.num_heads % heads == 0]
         raise ConfigError(
-            f'{path}.num_kv_heads is {config.num_kv_heads}, which does not divide num_heads {config.num_heads}; '
+            f'{path} is {config.num_kv_heads}, which does not divide num_heads {config.num_heads}; '
             f'it must be one of {", ".join(map(str, fits))}'
         )
 
@@ -152,8 +169,11 @@ def _import(kind: str) -> Variant:
     module, _, name = kind.partition(':')
     try:
         variant = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f'kind is {kind!r}, which can not be imported: {error}') from error
+    except Exception as error:  # whatever a user's own module raises
+        raise ConfigError(
+            f'kind is {kind!r}, which can not be imported: {type(error).__name__}: {error} (modules are looked for in '
+            'the current folder, in PYTHONPATH and among installed packages)'
+        ) from error
     if not isinstance(variant, Variant):
         raise ConfigError(
             f'kind is {kind!r}, a {type(variant).__name__}; it must be a transformer_jax.attention.variant.Variant'

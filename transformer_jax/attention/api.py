@@ -32,7 +32,8 @@ def attention(
     `params` are the variant's own parameters, `terms` what the position scheme adds. Dropout on the weights is on when
     `dropout_rng` is given. `cached` says that the queries are a few new rows that attend to a cache, which holds zeros
     where it holds no token; `packed` are q, k and v once more, side by side. With a `projection`, F = N U, the outputs
-    of the heads side by side times it.
+    of the heads side by side times it. Raises `ValueError` for what a call asks of a variant that does not have it,
+    such as a bias of `linear`.
     """
     options = make_options(q, config, params=params, bias=bias, terms=terms, dropout_rng=dropout_rng)
     mask = mask.within(config.window, config.window_right, config.num_global)
@@ -52,16 +53,25 @@ def attention_and_weights(
     params: Mapping[str, Array] | None = None,
     terms: PositionTerms | None = None,
 ) -> tuple[Float[Array, 'B T N U'], Float[Array, 'B N T S']]:
-    """The same, with the weights. Raises `ValueError` for a variant that has none to return."""
+    """The same without dropout, with the weights. Raises `ValueError` for a named implementation that has none.
+
+    Of `impl='auto'` it is one that has them.
+    """
     options = make_options(q, config, params=params, terms=terms)._replace(return_weights=True)
     mask = mask.within(config.window, config.window_right, config.num_global)
-    with_weights = [one for one in variants_of(config.kind).values() if 'weights' in one.supports]
+    with_weights = {impl: one for impl, one in variants_of(config.kind).items() if 'weights' in one.supports}
     if not with_weights:
         kinds = dict.fromkeys(kind for (kind, _), variant in VARIANTS.items() if 'weights' in variant.supports)
         raise ValueError(
             f'attention of kind {config.kind!r} has no weights over keys to return; these have: {", ".join(kinds)}'
         )
-    output, weights = with_weights[0].function(q, k, v, mask, options)
+    if config.impl not in ('auto', *with_weights):
+        raise ValueError(
+            f'impl {config.impl!r} of kind {config.kind!r} never holds the weights; these return them: '
+            f'{", ".join(with_weights)}'
+        )
+    variant = with_weights.get(config.impl) or next(iter(with_weights.values()))
+    output, weights = variant.function(q, k, v, mask, options)
     assert weights is not None
     return output, weights
 

@@ -1,6 +1,7 @@
 """The verb `evaluate`: a run on one split of its data, or of other data."""
 
 import contextlib
+import dataclasses
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -49,9 +50,10 @@ def evaluate_run(
         if num_examples:
             _print_examples(corpus.pairs(split, num_examples), evaluator.hypotheses or [])
         print(result.format(), flush=True)
-    if run.config.model != run.trained_config.model:
+    before = run.trained_config.model
+    if dataclasses.replace(run.config.model, max_length=before.max_length) != before:
         trained = make_evaluator(run.config, run.trained_model, corpus, split)
-        apart = divergence(run.trained_model, run.model, params, evaluator.batches())
+        apart = divergence(trained.model, evaluator.model, params, evaluator.batches())
         print(Comparison(trained(params), result, apart).format())
     say(f'the scores, the translations and the references are in {folder}')
 

@@ -147,7 +147,8 @@ def describe(one: Answer) -> Iterator[str]:
     question, plan, target = one.question, one.plan, one.question.target
     shape, chip, config = question.shape, target.chip, question.config
     with compiling_for(target.platform):
-        uses = ', '.join(f'{use.name} {use.config.kind}/{choose(use)}' for use in models.uses_of_attention(config))
+        found = models.uses_of_attention(config, (shape.source_length, shape.target_length))
+        uses = ', '.join(f'{use.name} {use.config.kind}/{choose(use)}' for use in found)
     slots = f'{shape.rows} rows of {shape.source_length} + {shape.target_length} subwords'
     if question.decode:
         slots = f'{shape.rows} sentences of {shape.source_length} subwords, {config.decoding.method}'

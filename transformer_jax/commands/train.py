@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -72,7 +72,7 @@ def train_run(
         reporter = opened.enter_context(_make_reporter(config, folder, begun, cache, primary=hosts.primary))
         profile = Profile(profile_steps if hosts.primary else None, folder.tensorboard, reporter.say)
         reporter.say(_describe_batches(prepared.batches))
-        reporter.say(_describe_attention(config))
+        reporter.say(_describe_attention(_chosen_attention(config, prepared.batches)))
         signal = train(
             config,
             prepared.model,
@@ -186,9 +186,7 @@ def _describe_run(config: Config, batches: TrainingBatches) -> dict[str, Any]:
     return {
         'versions': versions(),
         'devices': [str(device) for device in jax.devices()],
-        'attention': {
-            use.name: {'kind': use.config.kind, 'impl': choose(use)} for use in models.uses_of_attention(config)
-        },
+        'attention': _chosen_attention(config, batches),
         'normalization': config.vocabulary.normalization,
         'buckets': [bucket._asdict() for bucket in batches.buckets],
         'batches_in_epoch': batches.batches_in_epoch(),
@@ -197,10 +195,21 @@ def _describe_run(config: Config, batches: TrainingBatches) -> dict[str, Any]:
     }
 
 
-def _describe_attention(config: Config) -> str:
-    """Which attention each use runs with here, after `auto` has been resolved."""
-    uses = models.uses_of_attention(config)
-    return 'attention: ' + (', '.join(f'{use.name} {use.config.kind}/{choose(use)}' for use in uses) or 'none')
+def _chosen_attention(config: Config, batches: TrainingBatches) -> dict[str, dict[str, Any]]:
+    """What each use of attention trains with here, after `auto` has been resolved for each bucket."""
+    chosen: dict[str, dict[str, Any]] = {}
+    for bucket in batches.buckets:
+        for use in models.uses_of_attention(config, (bucket.source_length, bucket.target_length)):
+            impls = chosen.setdefault(use.name, {'kind': use.config.kind, 'impl': []})['impl']
+            if (impl := choose(use)) not in impls:
+                impls.append(impl)
+    return {name: one | {'impl': ' or '.join(one['impl'])} for name, one in chosen.items()}
+
+
+def _describe_attention(chosen: Mapping[str, Mapping[str, Any]]) -> str:
+    uses = ', '.join(f'{name} {one["kind"]}/{one["impl"]}' for name, one in chosen.items())
+    by_length = ' (by the length of the batch)' if ' or ' in uses else ''
+    return f'attention: {uses or "none"}{by_length}'
 
 
 def _describe_batches(batches: TrainingBatches) -> str:

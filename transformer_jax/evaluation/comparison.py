@@ -64,7 +64,11 @@ def require_same_parameters(trained: Model, other: Model) -> None:
 
 
 def divergence(trained: Model, other: Model, params: Params, batches: Iterable[HostBatch]) -> float:
-    """KL(trained || other) in nats, the mean over all that is to be predicted in these batches."""
+    """KL(trained || other) in nats, the mean over all that is to be predicted in these batches.
+
+    The batches are as `objective` poses them, and both models have room for the longest (see `Evaluator.batches` and
+    `Evaluator.model`).
+    """
     total, count = 0.0, 0
     for one in batches:
         divergences, tokens = _batch_divergence(trained, other, params, one.batch)
@@ -75,8 +79,6 @@ def divergence(trained: Model, other: Model, params: Params, batches: Iterable[H
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _batch_divergence(trained: Model, other: Model, params: Params, batch: Batch) -> tuple[Float[Array, ''], Array]:
-    keys = jax.random.split(jax.random.key(0, impl='threefry2x32'), len(batch.inputs))
-    batch = trained.objective(batch, keys)
     hidden = [model.hidden(params, batch) for model in (trained, other)]
     real = (batch.target_segment_ids > 0).reshape(-1)
     width = hidden[0].shape[-1]

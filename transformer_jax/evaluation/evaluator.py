@@ -186,6 +186,11 @@ class Evaluator:
             out_shardings=None if mesh is None else replicated(mesh),
         )
 
+    @property
+    def model(self) -> Model:
+        """The model, with room for the longest pair."""
+        return self._model
+
     def __call__(self, params: Params) -> Result:
         """Scores every pair once."""
         with self._on_mesh():

@@ -49,7 +49,7 @@ def validate(config: Config) -> None:
     positions.check(model, [name for name in _attention_uses(model) if name != 'cross'])
     uses = uses_of_attention(config)
     for use in uses:
-        attention.check(use, f'config.model.{use.name}')
+        attention.check(use, f'config.model.{use.name}', getattr(model, use.name))
     if uses:
         attention.check_own_fields(model, uses)
     _check_sequence(config)
@@ -95,15 +95,19 @@ def _check_task(config: Config) -> None:
         )
 
 
-def uses_of_attention(config: Config) -> list[Use]:
-    """Where the model of this config attends, and what it asks of its variants there."""
+def uses_of_attention(config: Config, lengths: tuple[int, int] | None = None) -> list[Use]:
+    """Where the model of this config attends, and what it asks of its variants there.
+
+    `lengths` are those of the sources and the targets at hand; None = the longest that the model takes.
+    """
     model = config.model
-    scheme = positions.SCHEMES[model.positions]
+    family, scheme = MODELS[model.family], positions.SCHEMES[model.positions]
+    source_length, target_length = lengths or (model.max_length, model.max_length)
 
     def make_use(name: str, *, causal: bool = False, cross: bool = False, decodes: bool = True, **more: Any) -> Use:
         return Use(
             name=name,
-            config=model.attention_of(name),
+            config=family.attention_config(model, name),
             causal=causal,
             cross=cross,
             packed=config.data.batching == 'packing',
@@ -112,7 +116,7 @@ def uses_of_attention(config: Config) -> list[Use]:
             compute_dtype=model.compute_dtype,
             platform=target_platform(),
             decodes=decodes,
-            max_length=model.max_length,
+            max_length=family.attention_length(model, name, source_length, target_length),
             sequence_shards=config.execution.mesh.sequence,
             **more,
         )

@@ -68,12 +68,6 @@ class SourceAttention(nn.Module):
     config: ModelConfig
     dtype: jnp.dtype
 
-    @property
-    def _own_config(self) -> AttentionConfig:
-        return dataclasses.replace(
-            self.config.attention_of('cross'), num_heads=1, num_kv_heads=None, head_dim=self.config.d_model
-        )
-
     @nn.compact
     def __call__(
         self,
@@ -85,7 +79,7 @@ class SourceAttention(nn.Module):
         *,
         cached: bool = False,
     ) -> Float[Array, 'B T D']:
-        config = self._own_config
+        config = one_wide_head(self.config)
         own = next(iter(variants_of(config.kind).values())).parameters
         params = declare(self, own(config, self.config.max_length)) if own else {}
         partitioned: Any = nn.with_logical_partitioning
@@ -217,6 +211,10 @@ class Convolutional(Family):
         return {'cross': {'cross': True}}
 
     @staticmethod
+    def attention_config(config: ModelConfig, use: str) -> AttentionConfig:
+        return one_wide_head(config)
+
+    @staticmethod
     def check(config: ModelConfig) -> None:
         check_convolutional(config)
 
@@ -263,6 +261,11 @@ class Convolutional(Family):
         layer = DecoderLayer(self.config, jnp.dtype(self.config.compute_dtype))
         own = jax.tree.map(lambda stacked: stacked[index], params['decoder']['layers'])
         return layer.apply({'params': own}, *args, index, method=method)
+
+
+def one_wide_head(config: ModelConfig) -> AttentionConfig:
+    """The settings of the attention to the source: one head of width d_model."""
+    return dataclasses.replace(config.attention_of('cross'), num_heads=1, num_kv_heads=None, head_dim=config.d_model)
 
 
 def check_convolutional(config: ModelConfig) -> None:

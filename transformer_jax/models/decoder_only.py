@@ -201,7 +201,13 @@ class DecoderOnly(Family):
 
     @staticmethod
     def attention_uses(config: ModelConfig) -> dict[str, dict[str, Any]]:
-        return {'decoder_self': {'causal': True, 'prefix': has_open_prefix(config)}}
+        # Behind a source, targets begin at another index than position.
+        own = {'causal': True, 'prefix': has_open_prefix(config), 'by_index': not translates(config)}
+        return {'decoder_self': own}
+
+    @staticmethod
+    def attention_length(config: ModelConfig, use: str, source_length: int, target_length: int) -> int:
+        return source_length * translates(config) + target_length
 
     @staticmethod
     def check(config: ModelConfig) -> None:

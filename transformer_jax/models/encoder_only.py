@@ -85,6 +85,10 @@ class EncoderOnly(Family):
         return {'encoder_self': {'decodes': False}}
 
     @staticmethod
+    def attention_length(config: ModelConfig, use: str, source_length: int, target_length: int) -> int:
+        return source_length if config.encoder_only.side == 'source' else target_length
+
+    @staticmethod
     def check(config: ModelConfig) -> None:
         check_single_table(config)
         own = config.encoder_only

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from transformer_jax.config import ConfigError, ExecutionConfig, ModelConfig
+from transformer_jax.config import AttentionConfig, ConfigError, ExecutionConfig, ModelConfig
 from transformer_jax.data.batch import Batch
 from transformer_jax.layers import kv_cache
 from transformer_jax.layers.embedding import Embedding, padded_rows
@@ -85,6 +85,17 @@ class Family:
             'decoder_self': {'causal': True},
             'cross': {'cross': True},
         }
+
+    @staticmethod
+    def attention_config(config: ModelConfig, use: str) -> AttentionConfig:
+        """The settings that this use of attention runs with."""
+        return config.attention_of(use)
+
+    @staticmethod
+    def attention_length(config: ModelConfig, use: str, source_length: int, target_length: int) -> int:
+        """The longest side of this use of attention on texts of these lengths."""
+        lengths = {'encoder_self': (source_length,), 'decoder_self': (target_length,)}
+        return max(lengths.get(use, (source_length, target_length)))
 
     @staticmethod
     def check(config: ModelConfig) -> None:
