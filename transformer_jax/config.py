@@ -6,8 +6,9 @@ Each package checks its own section against its own table of choices; `commands.
 """
 
 import dataclasses
+import difflib
 import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,9 +94,11 @@ class CopyingConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
+    """Which text, and how it becomes batches."""
+
     source: str = 'grammar'  # one of data.SOURCES
     batching: str = option('buckets', choices=('buckets', 'packing'))
-    batch_tokens: int = _count(4096)  # target slots, padding included, in the global batch of one update's micro-batch
+    batch_tokens: int = _count(4096)  # most target slots, padding included, of a micro-batch of all devices
     max_length: int = option(128, minimum=2)  # subwords with eos, a side; longer training pairs are dropped and counted
     num_buckets: int = _count(8)  # at most this many compiled training shapes
     prefetch: int = _count(4, free=True)  # batches made ahead of the step
@@ -147,7 +150,10 @@ ATTENTION_USES = ('encoder_self', 'decoder_self', 'cross')
 
 @dataclass(frozen=True)
 class AttentionOverlayConfig:
-    """What one use of attention changes of the common settings; `None` keeps the common value."""
+    """What one use of attention changes of the common settings; `None` keeps the common value.
+
+    What the common settings turn on can't be turned off here: turn it on in the overlays of the other uses instead.
+    """
 
     kind: str | None = None
     impl: str | None = option(None, free=True)
@@ -222,7 +228,9 @@ class ModelConfig:
     d_ff: int = _count(2048)
     num_encoder_layers: int = _count(6)
     num_decoder_layers: int = _count(6)
-    max_length: int = option(256, minimum=2)  # longest source or target a decode may use, subwords with eos
+    max_length: int = option(
+        256, minimum=2
+    )  # longest source or target of a decode, subwords with eos; also the rows of learned positions
     attention: AttentionConfig = _group(AttentionConfig)
     encoder_self: AttentionOverlayConfig = _group(AttentionOverlayConfig)
     decoder_self: AttentionOverlayConfig = _group(AttentionOverlayConfig)
@@ -235,10 +243,10 @@ class ModelConfig:
     decoder_only: DecoderOnlyConfig = _group(DecoderOnlyConfig)
     positions: str = 'sinusoidal'  # one of positions.SCHEMES
     relative_clip: int = _count(16)  # shaw: offsets beyond this count as this; k in the paper of Shaw et al.
-    rope_base: float = option(10_000.0, above=1.0)
+    rope_base: float = option(10_000.0, above=1.0)  # the longest wavelength, over 2 pi
     rope_scaling: float = option(1.0, above=0.0)  # positions are divided by this: longer texts than were trained on
-    t5_buckets: int = option(32, minimum=4)
-    t5_max_distance: int = option(128, minimum=2)
+    t5_buckets: int = option(32, minimum=4)  # of offsets, each with a bias of its own
+    t5_max_distance: int = option(128, minimum=2)  # offsets from here on share the last bucket
     sinusoid_layout: str = option('interleaved', choices=('interleaved', 'concatenated', 'tensor2tensor'))
     activation: str = option('relu', choices=('relu', 'gelu', 'gelu_tanh', 'swish', 'swiglu'))
     norm: str = option('layer_norm', choices=('layer_norm', 'rms_norm'))
@@ -288,6 +296,8 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
+    """One training. Sections 5.3 and 5.4."""
+
     steps: int = option(100_000, minimum=1, free=True)  # updates
     accumulation: int = _count(1)  # micro-batches an update; gradients are weighted by their tokens
     label_smoothing: float = _rate(0.1)
@@ -300,19 +310,23 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
+    """What is evaluated during training, and how large its batches are."""
+
     every_steps: int | None = _count(None, free=True)  # loss and perplexity on the validation split; None = at the end
     bleu: bool = option(True, free=True)  # translate as well
     max_pairs: int | None = _count(None, free=True)  # first pairs of the split used during training; None = all
     patience: int | None = _count(None, free=True)  # evaluations without a better score before stopping early
     score: str = option('bleu', choices=('bleu', 'loss'), free=True)  # what "best" and patience look at
-    batch_tokens: int = _count(8192, free=True)  # source slots a batch
+    batch_tokens: int = _count(8192, free=True)  # slots of one side a batch
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
+    """How often checkpoints are written, and which are kept."""
+
     every_steps: int = _count(1000, free=True)
-    keep_newest: int = _count(1, free=True)
-    keep_best: int = _count(1, free=True)
+    keep_newest: int = _count(1, free=True)  # checkpoints
+    keep_best: int = _count(1, free=True)  # checkpoints, by `evaluation.score`
     average_keep: int = _count(5, free=True)  # parameters-only snapshots kept for averaging
     average_every_steps: int | None = _count(None, free=True)  # None = whenever a checkpoint is written
 
@@ -370,6 +384,8 @@ class ExecutionConfig:
 
 @dataclass(frozen=True)
 class LoggingConfig:
+    """What is reported of a training, and how often."""
+
     every_steps: int = _count(50, free=True)
     tensorboard: bool = option(True, free=True)
 
@@ -406,6 +422,16 @@ def walk(section: Any, prefix: str = '') -> Iterator[tuple[str, dataclasses.Fiel
             yield from walk(value, path + '.')
         else:
             yield path, field, value
+
+
+def require_choice(path: str, value: Any, choices: Iterable[str], also: str = '') -> None:
+    """Raises `ConfigError` for a value that is none of the choices, with the nearest; `also` says what else may be."""
+    known = list(choices)
+    if value in known:
+        return
+    nearest = difflib.get_close_matches(str(value), known, n=1)
+    hint = f' (did you mean {nearest[0]!r}?)' if nearest else ''
+    raise ConfigError(f'{path} is {value!r}; it must be one of {", ".join(map(repr, known))}{hint}{also}')
 
 
 def refuse_ignored(section: Any, path: str, ignored: Mapping[str, str]) -> None:
@@ -470,8 +496,8 @@ def _check_leaf(path: str, field: dataclasses.Field, value: Any) -> None:
     if value is None:
         return
     rule = field.metadata
-    if rule.get('choices') and value not in rule['choices']:
-        raise ConfigError(f'{path} is {value!r}; it must be one of {", ".join(map(repr, rule["choices"]))}')
+    if rule.get('choices'):
+        require_choice(path, value, rule['choices'])
     bounds = (
         ('minimum', 'at least', lambda bound: value >= bound),
         ('maximum', 'at most', lambda bound: value <= bound),

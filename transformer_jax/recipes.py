@@ -4,11 +4,10 @@
 All are expanded by a config file's `get_config` (`size=`, `recipe=`, `level=`) and leave no trace but what they set.
 """
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from transformer_jax.config import Config, ConfigError
+from transformer_jax.config import Config, require_choice
 from transformer_jax.overlay import overlay
 
 # base and big: Table 3 of the paper. big's dropout is that of English-German; English-French uses 0.1 (section 6.1).
@@ -203,8 +202,5 @@ def apply(config: Config, *, size: str | None = None, recipe: str | None = None,
 
 
 def _look_up(name: str, word: str, table: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    if name not in table:
-        nearest = difflib.get_close_matches(name, table, n=1)
-        hint = f' (did you mean {nearest[0]!r}?)' if nearest else ''
-        raise ConfigError(f'{word} is {name!r}; it must be one of {", ".join(map(repr, table))}{hint}')
+    require_choice(word, name, table)
     return table[name]

@@ -169,7 +169,7 @@ def test_files_that_make_no_split_are_refused_without_reading(name):
 
 
 def test_an_unknown_source_names_the_nearest():
-    with pytest.raises(ConfigError, match=r"config\.data\.source is 'textfiles' \(did you mean 'text_files'"):
+    with pytest.raises(ConfigError, match=r"config\.data\.source is 'textfiles'; .*\(did you mean 'text_files'"):
         data.check(Config(data=DataConfig(source='textfiles')))
 
 

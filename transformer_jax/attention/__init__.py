@@ -1,6 +1,5 @@
 """Attention: visibility (`mask`), kind and implementation, kept apart. `VARIANTS` is the one table of what exists."""
 
-import difflib
 import importlib
 from collections.abc import Iterator, Sequence
 
@@ -15,7 +14,14 @@ from transformer_jax.attention.pallas import PALLAS
 from transformer_jax.attention.performer import PERFORMER
 from transformer_jax.attention.preference import order_of_preference
 from transformer_jax.attention.variant import FEATURES, OWN_FIELDS, Use, Variant
-from transformer_jax.config import AttentionConfig, AttentionOverlayConfig, ConfigError, ModelConfig, refuse_ignored
+from transformer_jax.config import (
+    AttentionConfig,
+    AttentionOverlayConfig,
+    ConfigError,
+    ModelConfig,
+    refuse_ignored,
+    require_choice,
+)
 
 VARIANTS: dict[tuple[str, str], Variant] = {
     ('dot', 'dense'): DENSE,
@@ -36,18 +42,18 @@ VARIANTS: dict[tuple[str, str], Variant] = {
 _PREFERRED = ('dot', 'general')  # whose best implementation depends on lengths; of the others the first that works
 
 
-def variants_of(kind: str) -> dict[str, Variant]:
+def variants_of(kind: str, path: str = 'kind') -> dict[str, Variant]:
     """The implementations of a kind by name. `module:name` imports a `Variant` of the user's own.
 
-    Raises `ConfigError`, without a path, for a kind that there is not.
+    Raises `ConfigError`, which names `path`, for a kind that there is not.
     """
     own = {impl: variant for (known, impl), variant in VARIANTS.items() if known == kind}
     if own:
         return own
     if ':' in kind:
-        return {'own': _import(kind)}
-    kinds = sorted({kind for kind, _ in VARIANTS})
-    raise ConfigError(f'kind is {kind!r}; it must be {_choices(kind, kinds)}, or module:name of a Variant of your own')
+        return {'own': _import(kind, path)}
+    require_choice(path, kind, sorted({known for known, _ in VARIANTS}), also=', or module:name of one of your own')
+    raise AssertionError(kind)  # never: it is none of them
 
 
 def choose(use: Use) -> str:
@@ -106,15 +112,8 @@ def check(use: Use, path: str, overlay: AttentionOverlayConfig | None = None) ->
         is_common = overlay is not None and getattr(overlay, field) is None
         return f'{path.rpartition(".")[0]}.attention.{field}' if is_common else f'{path}.{field}'
 
-    try:
-        own = variants_of(config.kind)
-    except ConfigError as error:
-        raise ConfigError(f'{path_of("kind")} {str(error).removeprefix("kind ")}') from None
-    if config.impl not in ('auto', *own):
-        raise ConfigError(
-            f'{path_of("impl")} is {config.impl!r}; for kind {config.kind!r} it must be '
-            f'{_choices(config.impl, ["auto", *sorted(own)])}'
-        )
+    own = variants_of(config.kind, path_of('kind'))
+    require_choice(path_of('impl'), config.impl, ['auto', *sorted(own)], also=f', which are those of {config.kind!r}')
     _check_heads(config, path_of('num_kv_heads'))
     if use.cross and config.window is not None:
         path = path_of('window')
@@ -165,22 +164,17 @@ def _check_heads(config: AttentionConfig, path: str) -> None:
         )
 
 
-def _import(kind: str) -> Variant:
+def _import(kind: str, path: str) -> Variant:
     module, _, name = kind.partition(':')
     try:
         variant = getattr(importlib.import_module(module), name)
     except Exception as error:  # whatever a user's own module raises
         raise ConfigError(
-            f'kind is {kind!r}, which can not be imported: {type(error).__name__}: {error} (modules are looked for in '
-            'the current folder, in PYTHONPATH and among installed packages)'
+            f'{path} is {kind!r}, which can not be imported: {type(error).__name__}: {error} (modules are looked for '
+            'in the current folder, in PYTHONPATH and among installed packages)'
         ) from error
     if not isinstance(variant, Variant):
         raise ConfigError(
-            f'kind is {kind!r}, a {type(variant).__name__}; it must be a transformer_jax.attention.variant.Variant'
+            f'{path} is {kind!r}, a {type(variant).__name__}; it must be a transformer_jax.attention.variant.Variant'
         )
     return variant
-
-
-def _choices(value: str, names: list[str]) -> str:
-    nearest = difflib.get_close_matches(value, names, n=1)
-    return 'one of ' + ', '.join(map(repr, names)) + (f' (did you mean {nearest[0]!r}?)' if nearest else '')

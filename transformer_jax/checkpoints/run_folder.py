@@ -75,10 +75,6 @@ class RunFolder:
         return self.path / 'snapshots'
 
     @property
-    def averages(self) -> epath.Path:
-        return self.path / 'averages'
-
-    @property
     def metrics(self) -> epath.Path:
         return self.path / 'metrics.jsonl'
 
@@ -165,11 +161,11 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         """The config as it was resolved at the last start. Raises RunFolderError when it can't be read."""
-        return _read_json(self.config)
+        return read_json(self.config)
 
     def read_record(self) -> dict[str, Any]:
         """What record.json holds; empty before the first `update_record`."""
-        return _read_json(self.record) if self.record.exists() else {}
+        return read_json(self.record) if self.record.exists() else {}
 
     def update_record(self, **entries: Any) -> None:
         """Adds entries to record.json, over those of the same name; of several processes only the primary writes."""
@@ -265,7 +261,8 @@ class RunFolder:
             files.write_json(self.config, config)
 
 
-def _read_json(path: epath.Path) -> dict[str, Any]:
+def read_json(path: epath.Path) -> dict[str, Any]:
+    """The object in a file of JSON. Raises `RunFolderError`."""
     try:
         content = json.loads(path.read_bytes().decode('utf-8'))
     except (OSError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,9 +15,10 @@ from transformer_jax.data import make_source
 from transformer_jax.data.pipeline import TrainingBatches
 from transformer_jax.data.prepared import prepare
 from transformer_jax.data.vocabulary import holds_vocabulary, load_vocabulary
-from transformer_jax.models.interface import Model
+from transformer_jax.models.interface import Model, abstract_params
 from transformer_jax.overlay import config_to_dict, fixed_differences
 from transformer_jax.parallel.mesh import SEQUENCE, make_mesh, num_data_shards
+from transformer_jax.parameters import shapes_by_name
 from transformer_jax.training.parameter_count import count_parameters
 
 
@@ -63,16 +63,11 @@ def require_same_run(config: Config, folder: RunFolder) -> None:
 
 def _describe_parameters(model: Model) -> Iterator[str]:
     """The tree of parameters by path, with shapes and counts."""
-    leaves: list[tuple[Any, Any]] = jax.tree_util.tree_leaves_with_path(_shapes(model))
-    rows = [(jax.tree_util.keystr(path, simple=True, separator='/'), leaf.shape) for path, leaf in leaves]
-    width = max(len(name) for name, _ in rows)
+    shapes = shapes_by_name(abstract_params(model))
+    width = max(map(len, shapes))
     yield 'model'
-    for name, shape in rows:
+    for name, shape in shapes.items():
         yield f'   {name:<{width}}  {" x ".join(map(str, shape)):<20} {int(np.prod(shape)):>13,}'
-
-
-def _shapes(model: Model) -> Any:
-    return jax.eval_shape(model.init, jax.random.key(0))
 
 
 def _describe_batches(config: Config, run_dir: str | os.PathLike[str] | None, mesh: jax.sharding.Mesh) -> Iterator[str]:

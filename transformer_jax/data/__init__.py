@@ -1,10 +1,9 @@
 """Text pairs to batches of ids: sources, vocabulary, buckets, packing and the pipeline."""
 
-import difflib
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from transformer_jax.config import Config, ConfigError
+from transformer_jax.config import Config, ConfigError, require_choice
 from transformer_jax.data.batch import Batch, HostBatch, Pair
 
 __all__ = ['SOURCES', 'Batch', 'HostBatch', 'Pair', 'Source', 'check', 'make_source']
@@ -78,10 +77,7 @@ NO_LANGUAGE = ('copying',)  # their lines are of no language that has rules of t
 def check(config: Config) -> None:
     """Checks what `config.py` can't know of the data section. Reads no file. Raises `ConfigError`."""
     name = config.data.source
-    if name not in SOURCES:
-        near = difflib.get_close_matches(name, SOURCES, n=2, cutoff=0.4)
-        hint = f' (did you mean {" or ".join(map(repr, near))}?)' if near else ''
-        raise ConfigError(f'config.data.source is {name!r}{hint}; it must be one of {", ".join(map(repr, SOURCES))}')
+    require_choice('config.data.source', name, SOURCES)
     if name == 'text_files':
         from transformer_jax.data.text_files import check_files_named
 

@@ -20,7 +20,7 @@ class Batch(NamedTuple):
 
     Segment 0 is padding. Unpacked, a row holds one pair in segment 1; packed, pair j of a row has segment j + 1 on both
     sides, and `positions` restart at 0 with every segment. Both sides end with eos. The decoder's inputs are `targets`
-    shifted right within each segment, with the start id at position 0 (see `training.loss`).
+    shifted right within each segment, with the start id at position 0 (see `models.family.shift_right`).
     """
 
     inputs: Any  # int32 [B, S]

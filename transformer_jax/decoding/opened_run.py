@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from etils import epath
 
 from transformer_jax import models
@@ -15,8 +14,9 @@ from transformer_jax.checkpoints.run_folder import RunFolder
 from transformer_jax.checkpoints.store import Store
 from transformer_jax.config import ATTENTION_USES, Config, ConfigError, ModelConfig
 from transformer_jax.data.vocabulary import Vocabulary, load_vocabulary
-from transformer_jax.models.interface import Model
+from transformer_jax.models.interface import Model, abstract_params
 from transformer_jax.overlay import config_from_dict, config_to_dict, fixed_differences, overlay
+from transformer_jax.parameters import shapes_by_name
 from transformer_jax.positions import SCHEMES
 from transformer_jax.shapes import Params
 
@@ -45,7 +45,7 @@ class OpenedRun:
         where the run has scores, else the latest. Where the run keeps a moving average of its parameters, that is what
         is meant, as in its own evaluations. Raises `RequestError` naming what there is when that is not there.
         """
-        abstract = jax.eval_shape(self.model.init, jax.random.key(0))
+        abstract = abstract_params(self.model)
         step = int(checkpoint) if isinstance(checkpoint, str) and checkpoint.isdecimal() else checkpoint
         part = 'params' if self.config.train.ema_decay is None else 'average'
         with Store(self.folder, self.config.checkpoint, report=report) as store:
@@ -97,7 +97,7 @@ def require_no_table(trained: ModelConfig, max_length: int, path: str | os.PathL
     shapes = []
     for config in (trained, dataclasses.replace(trained, max_length=max_length)):
         model = models.build(config, vocab_size=8, start_id=1)  # any vocabulary: it does not count positions
-        shapes.append(jax.tree.map(lambda leaf: leaf.shape, jax.eval_shape(model.init, jax.random.key(0))))
+        shapes.append(shapes_by_name(abstract_params(model)))
     if shapes[0] == shapes[1]:
         return
     without = ', '.join(repr(name) for name, scheme in SCHEMES.items() if scheme.max_length != 'table')

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from transformer_jax.config import ConfigError
 from transformer_jax.data.batch import Batch, HostBatch
 from transformer_jax.evaluation.evaluator import Result
-from transformer_jax.models.interface import Model
+from transformer_jax.models.interface import Model, abstract_params
+from transformer_jax.parameters import shapes_by_name
 from transformer_jax.shapes import Array, Float, Params
 
 _BLOCK_TOKENS = 512  # tokens whose distributions exist at once
@@ -42,13 +43,7 @@ class Comparison:
 
 def require_same_parameters(trained: Model, other: Model) -> None:
     """Raises `ConfigError` unless parameters of the one are parameters of the other."""
-    shapes = [
-        {
-            jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape
-            for path, leaf in jax.tree_util.tree_leaves_with_path(jax.eval_shape(model.init, jax.random.key(0)))
-        }
-        for model in (trained, other)
-    ]
+    shapes = [shapes_by_name(abstract_params(model)) for model in (trained, other)]
     if shapes[0] == shapes[1]:
         return
     differing = sorted(

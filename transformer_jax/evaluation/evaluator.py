@@ -29,9 +29,10 @@ from transformer_jax.evaluation.bleu import (
     scores_by_length,
     split_bleu_score,
 )
-from transformer_jax.models.interface import TRANSLATION, Model
+from transformer_jax.models.interface import TRANSLATION, Model, abstract_params
 from transformer_jax.models.likelihood import score_tokens
 from transformer_jax.parallel.mesh import SEQUENCE, num_data_shards, place_batch, replicated, rows_of_process
+from transformer_jax.parameters import shapes_by_name
 from transformer_jax.shapes import Array, Int, Params
 
 
@@ -307,17 +308,13 @@ def _make_room(model: Model, longest: int) -> Model:
     config = getattr(model, 'config', None)
     roomier: Any = None if config is None else dataclasses.replace(config, max_length=longest)
     roomier = None if roomier is None else dataclasses.replace(model, config=roomier)  # type: ignore[type-var]
-    if roomier is None or _shapes(roomier) != _shapes(model):
+    if roomier is None or shapes_by_name(abstract_params(roomier)) != shapes_by_name(abstract_params(model)):
         raise ValueError(
             f'the longest side of a pair has {longest} subwords with eos, above config.model.max_length '
             f'{model.max_length}, and parameters with a row for each position, such as learned positions, reach no '
             'further; raise it or take the pair out'
         )
     return roomier
-
-
-def _shapes(model: Model) -> Any:
-    return jax.tree.map(lambda leaf: leaf.shape, jax.eval_shape(model.init, jax.random.key(0)))
 
 
 def _words(score: LengthScore) -> str:

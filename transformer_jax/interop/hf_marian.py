@@ -34,7 +34,9 @@ from transformer_jax.config import (
 )
 from transformer_jax.data.vocabulary import JointVocabulary, MarianVocabulary, Vocabulary
 from transformer_jax.interop.marian_parameters import convert_parameters, read_tensors
+from transformer_jax.models.interface import abstract_params
 from transformer_jax.overlay import config_to_dict, fixed_differences, overlay, parse_overrides
+from transformer_jax.parameters import shapes_by_name
 from transformer_jax.shapes import Params
 
 # Hugging Face's names of activations -> ours.
@@ -104,19 +106,13 @@ def _check_same_model(made: Config, changed: Config) -> None:
 
 def _check_shapes(params: Params, config: Config, vocabulary: Vocabulary) -> None:
     model = models.build(config.model, vocab_size=vocabulary.size, start_id=vocabulary.start_id)
-    expected = jax.eval_shape(model.init, jax.random.key(0))
-    wanted, found = _shapes(expected), _shapes(params)
+    wanted, found = shapes_by_name(abstract_params(model)), shapes_by_name(params)
     for name in sorted({*wanted, *found}):
         if wanted.get(name) != found.get(name):
             raise ConfigError(
                 f'parameter {name} has shape {found.get(name)} in the weights, but config.json asks for '
                 f'{wanted.get(name)}'
             )
-
-
-def _shapes(tree: Params) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf.shape for path, leaf in leaves}
 
 
 def _read_json(folder: epath.PathLike, name: str) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class KeptNorm(nn.Module):
 
     @nn.compact
     def normalise(self, inputs: Float[Array, '... D']) -> Normalised:
-        """Without the last step, so that who keeps the rows keeps them once."""
+        """Without scale and bias, so that a caller that keeps the rows keeps them once."""
         partitioned: Any = nn.with_logical_partitioning
         width = inputs.shape[-1:]
         scale = self.param('scale', partitioned(nn.initializers.ones_init(), ('embed',)), width, jnp.float32)

@@ -49,7 +49,7 @@ class Residual(nn.Module):
     def leave_open(
         self, inputs: Float[Array, 'B T D'], sublayer: Callable[[Float[Array, 'B T D']], Float[Array, 'B T D']]
     ) -> Rows:
-        """The same, but the last step of a norm that is a `KeptNorm` is left to who reads it."""
+        """The same, but the last step of a norm that is a `KeptNorm` is left to the caller."""
         norm, drop = make_norm(self.config, self.dtype, 'norm'), Dropout(self.config.dropout_rate)
         if self.config.norm_order == 'pre':
             return checkpoint_name(inputs + drop(self._lay_out(sublayer(norm(inputs)))), 'stream')

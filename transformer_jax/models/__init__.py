@@ -1,13 +1,20 @@
 """Model families. `MODELS` is the one table; `build` makes one, `validate` checks a whole config before tracing."""
 
 import dataclasses
-import difflib
 from typing import Any
 
 from transformer_jax import attention, data, positions
 from transformer_jax import config as config_module
 from transformer_jax.attention.variant import Use
-from transformer_jax.config import ATTENTION_USES, Config, ConfigError, ExecutionConfig, ModelConfig, refuse_ignored
+from transformer_jax.config import (
+    ATTENTION_USES,
+    Config,
+    ConfigError,
+    ExecutionConfig,
+    ModelConfig,
+    refuse_ignored,
+    require_choice,
+)
 from transformer_jax.models.convolutional import Convolutional
 from transformer_jax.models.decoder_only import DecoderOnly
 from transformer_jax.models.encoder_decoder import EncoderDecoder
@@ -35,12 +42,7 @@ def validate(config: Config) -> None:
     """Checks the whole config on the host. Raises `ConfigError`."""
     config_module.check(config)
     model = config.model
-    if model.family not in MODELS:
-        nearest = difflib.get_close_matches(model.family, MODELS, n=1)
-        hint = f' (did you mean {nearest[0]!r}?)' if nearest else ''
-        raise ConfigError(
-            f'config.model.family is {model.family!r}; it must be one of {", ".join(map(repr, MODELS))}{hint}'
-        )
+    require_choice('config.model.family', model.family, MODELS)
     family = MODELS[model.family]
     family.check(model)
     _refuse_what_is_of_other_families(model)

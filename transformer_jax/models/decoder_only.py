@@ -48,7 +48,7 @@ class CausalLayer(nn.Module):
     config: ModelConfig
     dtype: jnp.dtype
 
-    takes_open_rows = True  # in the place of inputs, and gives such: see `Normalised`
+    takes_open_rows = True  # takes and returns `Normalised` rows
 
     def setup(self) -> None:
         config, dtype = self.config, self.dtype

@@ -10,8 +10,15 @@ every array leaf of a cache has the sentence axis B first, so that `select` can 
 
 from typing import Any, NamedTuple, Protocol
 
+import jax
+
 from transformer_jax.data.batch import Batch
 from transformer_jax.shapes import Array, Cache, Float, Int, Key, Params, PRNGKey
+
+
+def abstract_params(model: 'Model') -> Params:
+    """The shapes and types of a model's parameters, none of which is made."""
+    return jax.eval_shape(model.init, jax.random.key(0))
 
 
 class Task(NamedTuple):

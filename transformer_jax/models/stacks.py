@@ -79,7 +79,7 @@ class _MixingLayer(nn.Module):
     index: int | None = None
 
     side = ''  # 'encoder' or 'decoder'
-    takes_open_rows = True  # in the place of inputs, and gives such: see `Normalised`
+    takes_open_rows = True  # takes and returns `Normalised` rows
 
     def _declare_mixing(self) -> None:
         setattr(self, self._mixing_name, _make_mixing(self.config, self.side, self.dtype))

@@ -79,8 +79,8 @@ class Line:
 class Hub:
     """Passes messages among `count` processes once all have come, and tells the others when one is lost.
 
-    Lost is who closes its connection without leaving, or sends nothing for `silence_seconds`. Who has not come within
-    `start_seconds` is named to all that have.
+    A process is lost if it closes its connection without leaving, or sends nothing for `silence_seconds`. One that has
+    not come within `start_seconds` is named to all that have.
     """
 
     def __init__(self, port: int, count: int, *, start_seconds: float, silence_seconds: float) -> None:

@@ -4,13 +4,12 @@ A hook is given the positions of one block of rows, never array indices, so that
 and a full forward pass agree.
 """
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from transformer_jax.config import AttentionConfig, ConfigError, ModelConfig, refuse_unread
+from transformer_jax.config import AttentionConfig, ConfigError, ModelConfig, refuse_unread, require_choice
 from transformer_jax.parameters import Parameter
 from transformer_jax.position_terms import PositionTerms
 from transformer_jax.positions import alibi, learned, rope, shaw, sinusoidal, t5
@@ -78,12 +77,7 @@ def make_terms(
 
 def check(config: ModelConfig, uses: Sequence[str] = ('encoder_self', 'decoder_self')) -> None:
     """Checks the scheme's name, and what it needs of each use of self-attention that the model has."""
-    if config.positions not in SCHEMES:
-        nearest = difflib.get_close_matches(config.positions, SCHEMES, n=1)
-        hint = f' (did you mean {nearest[0]!r}?)' if nearest else ''
-        raise ConfigError(
-            f'config.model.positions is {config.positions!r}; it must be one of {", ".join(map(repr, SCHEMES))}{hint}'
-        )
+    require_choice('config.model.positions', config.positions, SCHEMES)
     refuse_unread(config, 'config.model', 'positions', {name: scheme.reads for name, scheme in SCHEMES.items()})
     rule = SCHEMES[config.positions].check
     for use in uses:

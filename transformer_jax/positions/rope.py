@@ -13,10 +13,11 @@ from transformer_jax.shapes import Array, Float, Int
 def on_heads(config: ModelConfig, x: Float[Array, 'B T N H'], positions: Int[Array, '#B T']) -> Float[Array, 'B T N H']:
     """Turns the pair (x[i], x[i + H/2]) of every head by positions / `rope_scaling` * `rope_base`^(-2i/H) radians.
 
-    The pairs are half-split (as in GPT-NeoX and Llama), not neighbours as in the paper: the same up to a permutation
-    of the columns of W^Q and W^K. Angles are float32 made from the positions, so there is no longest text; a
-    `rope_scaling` of 2 puts twice as many positions into the angles of training (position interpolation, Chen et al.
-    2023). The result has the dtype of `x`.
+    Angles are float32 made from the positions, so there is no longest text; a `rope_scaling` of 2 puts twice as many
+    positions into the angles of training (position interpolation, Chen et al. 2023). The result has the dtype of `x`.
+
+    Deviation: the pairs are half-split (as in GPT-NeoX and Llama), not neighbours as in the paper: the same up to a
+    permutation of the columns of W^Q and W^K.
     """
     half = x.shape[-1] // 2
     frequencies = np.float32(config.rope_base ** (-np.arange(half) / half) / config.rope_scaling)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from etils import epath
 
 from transformer_jax import files
-from transformer_jax.checkpoints.run_folder import RunFolder, RunFolderError
+from transformer_jax.checkpoints.run_folder import RunFolder, RunFolderError, read_json
 from transformer_jax.config import Config
 from transformer_jax.overlay import config_to_dict, fixed_differences
 from transformer_jax.sweeps.points import Sweep, Trial
@@ -75,7 +75,7 @@ class SweepFolder:
 
     def read_record(self) -> dict[str, Any] | None:
         """What `start` wrote; None for a folder that holds no sweep."""
-        return _read_json(self.record) if self.record.exists() else None
+        return read_json(self.record) if self.record.exists() else None
 
     def start(self, sweep: Sweep, *, may_write: bool, must_exist: bool = False, **entries: Any) -> None:
         """Makes the folder of a new sweep if it `may_write`, or sees that the one here is this one. RunFolderError.
@@ -147,7 +147,7 @@ class SweepFolder:
         if not path.exists():
             return None
         try:
-            return Outcome(**_read_json(path))
+            return Outcome(**read_json(path))
         except TypeError as error:
             raise RunFolderError(f'{path} holds no outcome of a training: {error}') from error
 
@@ -199,13 +199,3 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = '
         elif before != after:
             found.append(f'{prefix}.{name} {after!r} instead of {before!r}')
     return found
-
-
-def _read_json(path: epath.Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding='utf-8'))
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f'{path} could not be read: {error}') from error
-    if not isinstance(content, dict):
-        raise RunFolderError(f'{path} holds {type(content).__name__}, not an object')
-    return content

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import optax
 
-from transformer_jax.config import ConfigError, OptimizerConfig, refuse_unread
+from transformer_jax.config import ConfigError, OptimizerConfig, refuse_unread, require_choice
 from transformer_jax.shapes import Params
 
 _PATH = 'config.optimizer'
@@ -31,8 +31,7 @@ def make_optimizer(config: OptimizerConfig, schedule: optax.Schedule) -> optax.G
 
 def check_optimizer(config: OptimizerConfig) -> None:
     """Raises `ConfigError` for an unknown optimizer or a changed field that it does not read."""
-    if config.name not in OPTIMIZERS:
-        raise ConfigError(f'{_PATH}.name is {config.name!r}; it must be one of {", ".join(map(repr, OPTIMIZERS))}')
+    require_choice(f'{_PATH}.name', config.name, OPTIMIZERS)
     refuse_unread(config, _PATH, 'name', {name: optimizer.reads for name, optimizer in OPTIMIZERS.items()})
     if config.name == 'adamw' and config.weight_decay is None:
         raise ConfigError(f"{_PATH}.weight_decay is None; {_PATH}.name='adamw' needs one (0.01, say), or use 'adam'")

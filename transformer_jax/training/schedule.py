@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import optax
 
-from transformer_jax.config import ConfigError, ScheduleConfig, refuse_unread
+from transformer_jax.config import ConfigError, ScheduleConfig, refuse_unread, require_choice
 
 _PATH = 'config.optimizer.schedule'
 
@@ -27,8 +27,7 @@ def make_schedule(config: ScheduleConfig, d_model: int, total_steps: int) -> opt
 
 def check_schedule(config: ScheduleConfig, total_steps: int) -> None:
     """Raises `ConfigError` for an unknown schedule, a changed field that it does not read, or an empty decay."""
-    if config.name not in SCHEDULES:
-        raise ConfigError(f'{_PATH}.name is {config.name!r}; it must be one of {", ".join(map(repr, SCHEDULES))}')
+    require_choice(f'{_PATH}.name', config.name, SCHEDULES)
     refuse_unread(config, _PATH, 'name', {name: schedule.reads for name, schedule in SCHEDULES.items()})
     if config.name == 'warmup' and config.warmup_steps is None:
         raise ConfigError(f"{_PATH}.warmup_steps is None, but the formula of {_PATH}.name='warmup' needs it")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from transformer_jax.models.interface import Model
+from transformer_jax.models.interface import Model, abstract_params
 from transformer_jax.parallel.mesh import replicated
 from transformer_jax.parallel.rules import sharding_tree
 from transformer_jax.shapes import Array, Int, Params
@@ -45,7 +45,7 @@ def abstract_state(model: Model, optimizer: optax.GradientTransformation, *, wit
 
 def check_mesh(model: Model, mesh: jax.sharding.Mesh) -> None:
     """Raises `ConfigError` naming the first parameter that the mesh can not split as the rules say."""
-    sharding_tree(model.logical_axes(), jax.eval_shape(model.init, jax.random.key(0)), mesh)
+    sharding_tree(model.logical_axes(), abstract_params(model), mesh)
 
 
 def state_shardings(

@@ -9,7 +9,7 @@ import optax
 
 from transformer_jax.config import TrainConfig
 from transformer_jax.data.batch import Batch
-from transformer_jax.models.interface import Model
+from transformer_jax.models.interface import Model, abstract_params
 from transformer_jax.parallel.rules import sharding_tree
 from transformer_jax.shapes import Array, Float, Key, Params, PRNGKey
 from transformer_jax.training.loss import loss_sum
@@ -56,7 +56,7 @@ def _placing(model: Model, mesh: jax.sharding.Mesh | None) -> Callable[[Params],
     """Lays gradients as the parameters lie, so that no device holds more of them than it updates."""
     if mesh is None or mesh.size == 1:
         return lambda gradients: gradients
-    shardings = sharding_tree(model.logical_axes(), jax.eval_shape(model.init, jax.random.key(0)), mesh)
+    shardings = sharding_tree(model.logical_axes(), abstract_params(model), mesh)
     return lambda gradients: jax.lax.with_sharding_constraint(gradients, shardings)
 
 

@@ -21,7 +21,6 @@ _CLASSES = frozenset(
     'man woman child animal item device container text garment headwear food furniture vehicle place'.split()
 )
 PERSONS = frozenset(_GROUPS['person'].split())
-TENSES = ('present', 'past', 'perfect', 'future')
 
 
 @dataclass(frozen=True, eq=False, slots=True)
