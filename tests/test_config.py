@@ -11,7 +11,13 @@ from transformer_jax.config import (
     check,
     walk,
 )
+from transformer_jax.layers.feed_forward import ACTIVATIONS
+from transformer_jax.layers.recurrence import CELLS
+from transformer_jax.models.stacks import MIXING_NAMES, REMAT_POLICIES
 from transformer_jax.overlay import config_to_dict, overlay
+from transformer_jax.recipes import LEVELS
+from transformer_jax.training.optimizer import OPTIMIZERS
+from transformer_jax.training.schedule import SCHEDULES
 
 LEAVES = list(walk(Config()))
 
@@ -64,11 +70,28 @@ def test_every_default_is_of_its_own_type_and_optional_means_none():
         ({'data.max_length': 300}, 'above config.model.max_length 256'),
         ({'data.batch_tokens': 100}, 'below config.data.max_length 128'),
         ({'evaluation.bleu': False}, "use score='loss'"),
+        ({'data.batching': 'packing', 'data.num_buckets': 3}, 'num_buckets is 3, but .*one shape; leave it 8'),
+        ({'evaluation.patience': 3}, 'patience is 3, but config.evaluation.every_steps is None'),
     ],
 )
 def test_rules_that_join_fields(changes, message):
     with pytest.raises(ConfigError, match=message):
         overlay(Config(), changes)
+
+
+def test_choices_are_the_names_in_the_tables():
+    tables = {
+        'optimizer.name': OPTIMIZERS,
+        'optimizer.schedule.name': SCHEDULES,
+        'model.activation': ACTIVATIONS,
+        'model.recurrence.cell': CELLS,
+        'model.encoder_mixing': MIXING_NAMES,
+        'model.decoder_mixing': MIXING_NAMES,
+        'execution.remat': {'none', *REMAT_POLICIES},
+        'data.grammar.level': LEVELS,
+    }
+    choices = {path: field.metadata['choices'] for path, field, _ in LEAVES if path in tables}
+    assert {path: set(names) for path, names in choices.items()} == {path: set(names) for path, names in tables.items()}
 
 
 def test_what_the_joined_rules_allow():

@@ -484,6 +484,12 @@ def check(config: Config) -> None:
             f'config.data.batch_tokens is {config.data.batch_tokens}, below config.data.max_length '
             f'{config.data.max_length}: one pair of that length would not fit into a batch'
         )
+    if config.data.batching == 'packing':
+        why = "config.data.batching is 'packing', which has one shape"
+        refuse_ignored(config.data, 'config.data', {'num_buckets': why})
+    if config.evaluation.every_steps is None:
+        why = 'config.evaluation.every_steps is None, so there is one evaluation, at the end'
+        refuse_ignored(config.evaluation, 'config.evaluation', {'patience': why})
     if config.evaluation.score == 'bleu' and not config.evaluation.bleu:
         raise ConfigError("config.evaluation.score is 'bleu', but config.evaluation.bleu is False; use score='loss'")
 

@@ -7,6 +7,7 @@ from typing import Any
 from transformer_jax import models
 from transformer_jax.config import Config
 from transformer_jax.decoding.opened_run import OpenedRun, open_run
+from transformer_jax.decoding.text_search import check_decoding
 from transformer_jax.training.optimizer import check_optimizer
 from transformer_jax.training.schedule import check_schedule
 
@@ -16,6 +17,7 @@ def check_config(config: Config) -> None:
     models.validate(config)
     check_schedule(config.optimizer.schedule, config.train.steps)
     check_optimizer(config.optimizer)
+    check_decoding(config.decoding)
 
 
 def open_checked_run(

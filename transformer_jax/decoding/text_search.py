@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from transformer_jax.config import ConfigError, DecodingConfig
+from transformer_jax.config import ConfigError, DecodingConfig, refuse_unread
 from transformer_jax.data.vocabulary import Vocabulary
 from transformer_jax.decoding import sizes
 from transformer_jax.decoding.beam import Beam
@@ -176,6 +176,12 @@ class TextSearch:
 
     def _score(self, log_probability: float, length: int) -> float:
         return log_probability / float(self._penalty(length))
+
+
+def check_decoding(config: DecodingConfig) -> None:
+    """Raises `ConfigError` for a changed field that the method does not read. Recipes set `beam_size`, which may stay."""
+    reads = {'greedy': (), 'beam': (), 'sampling': ('temperature', 'top_k', 'top_p')}
+    refuse_unread(config, 'config.decoding', 'method', reads)
 
 
 def make_method(config: DecodingConfig, n: int) -> Method:

@@ -31,7 +31,7 @@ from transformer_jax.layers.embedding import PositionEmbedding
 from transformer_jax.layers.kv_cache import DecodeState, Reading, RunningState
 from transformer_jax.models.family import Family, VocabularyModule
 from transformer_jax.models.settings import check_reach, refuse_inner_positions
-from transformer_jax.models.stacks import Stack
+from transformer_jax.models.stacks import Stack, apply_layer
 from transformer_jax.shapes import Array, Float, Int, Params
 
 _HALF = 0.5**0.5  # keeps the variance of a sum of two
@@ -257,10 +257,8 @@ class Convolutional(Family):
         return range(self.config.num_decoder_layers)
 
     def _layer(self, params: Params, index: int, *args: Any, method: str) -> Any:
-        """One decoder layer on its own, outside the scan: a decode unrolls the layers."""
         layer = DecoderLayer(self.config, jnp.dtype(self.config.compute_dtype))
-        own = jax.tree.map(lambda stacked: stacked[index], params['decoder']['layers'])
-        return layer.apply({'params': own}, *args, index, method=method)
+        return apply_layer(layer, params, index, *args, index, method=method)
 
 
 def one_wide_head(config: ModelConfig) -> AttentionConfig:

@@ -20,14 +20,13 @@ from transformer_jax.data.batch import Batch
 from transformer_jax.layers import kv_cache
 from transformer_jax.layers.dropout import Dropout
 from transformer_jax.layers.embedding import PositionEmbedding
-from transformer_jax.layers.feed_forward import FeedForward
 from transformer_jax.layers.kv_cache import DecodeState, KeyValues, LayerState, Reading, RunningState
 from transformer_jax.layers.multihead import SharedTerms
 from transformer_jax.layers.norm import Rows, finish
-from transformer_jax.layers.residual import Residual, make_norm
+from transformer_jax.layers.residual import Residual
 from transformer_jax.models.family import Family, VocabularyModule, check_single_table
 from transformer_jax.models.interface import LANGUAGE_MODEL, TRANSLATION, Task
-from transformer_jax.models.stacks import Stack, make_attention
+from transformer_jax.models.stacks import Stack, apply_layer, finish_decode, make_attention, make_feed_forward
 from transformer_jax.position_terms import PositionTerms
 from transformer_jax.shapes import Array, Bool, Float, Int, Params
 
@@ -54,9 +53,7 @@ class CausalLayer(nn.Module):
         config, dtype = self.config, self.dtype
         self.self_attention = make_attention(config, 'decoder_self', dtype, causal=not has_open_prefix(config))
         self.self_attention_residual = Residual(config, dtype)
-        self.feed_forward = FeedForward(
-            config.d_ff, config.activation, config.activation_dropout_rate, dtype, config.init_scale
-        )
+        self.feed_forward = make_feed_forward(config, dtype)
         self.feed_forward_residual = Residual(config, dtype)
 
     def __call__(self, inputs: Rows, mask: Mask, terms: PositionTerms | None = None) -> Rows:
@@ -271,19 +268,15 @@ class DecoderOnly(Family):
             source = cache.source_layers[index] if cache.source_layers else None
             x, state = self._layer(params, index, x, state, reading, source, joint_mask, terms, method='step')
             layers.append(state)
-        if self.config.norm_order == 'pre':
-            norm: Any = make_norm(self.config, jnp.dtype(self.config.compute_dtype))
-            x = norm.apply({'params': params['decoder']['final_norm']}, x)
+        x = finish_decode(self.config, params, x)
         return x, dataclasses.replace(cache, state=DecodeState(past, tuple(layers)))
 
     def _layers(self) -> range:
         return range(self.config.num_decoder_layers)
 
     def _layer(self, params: Params, index: int, *args: Any, method: str) -> Any:
-        """One layer on its own, outside the scan: a decode unrolls the layers."""
         layer = CausalLayer(self._stack_config, jnp.dtype(self.config.compute_dtype))
-        own = jax.tree.map(lambda stacked: stacked[index], params['decoder']['layers'])
-        return layer.apply({'params': own}, *args, method=method)
+        return apply_layer(layer, params, index, *args, method=method)
 
 
 def _join(cache: DecodeCache, mask: Mask) -> Mask:

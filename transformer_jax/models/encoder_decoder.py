@@ -14,9 +14,8 @@ from transformer_jax.layers.dropout import Dropout
 from transformer_jax.layers.embedding import PositionEmbedding
 from transformer_jax.layers.kv_cache import DecodeState
 from transformer_jax.layers.multihead import SharedTerms
-from transformer_jax.layers.residual import make_norm
 from transformer_jax.models.family import Family, VocabularyModule
-from transformer_jax.models.stacks import DecoderLayer, EncoderLayer, Stack
+from transformer_jax.models.stacks import DecoderLayer, EncoderLayer, Stack, apply_layer, finish_decode
 from transformer_jax.position_terms import PositionTerms
 from transformer_jax.shapes import Array, Float, Int, Params
 
@@ -129,19 +128,12 @@ class EncoderDecoder(Family):
             memory_kv = (cache.cross_keys[index], cache.cross_values[index])
             x, state = self._layer(params, index, x, state, reading, memory_kv, memory_mask, terms, method='step')
             layers.append(state)
-        if self.config.norm_order == 'pre':
-            x = self._final_norm(params, x)
+        x = finish_decode(self.config, params, x)
         return x, dataclasses.replace(cache, state=DecodeState(past, tuple(layers)))
 
     def _layers(self) -> range:
         return range(self.config.num_decoder_layers)
 
     def _layer(self, params: Params, index: int, *args: Any, method: str) -> Any:
-        """One decoder layer on its own, outside the scan: a decode unrolls the layers."""
         layer = DecoderLayer(self.config, jnp.dtype(self.config.compute_dtype), index)
-        own = jax.tree.map(lambda stacked: stacked[index], params['decoder']['layers'])
-        return layer.apply({'params': own}, *args, method=method)
-
-    def _final_norm(self, params: Params, x: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
-        norm: Any = make_norm(self.config, jnp.dtype(self.config.compute_dtype))
-        return norm.apply({'params': params['decoder']['final_norm']}, x)
+        return apply_layer(layer, params, index, *args, method=method)

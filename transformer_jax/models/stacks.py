@@ -19,7 +19,7 @@ from transformer_jax.layers.norm import Rows, finish
 from transformer_jax.layers.recurrence import Recurrence
 from transformer_jax.layers.residual import Residual, make_norm, open_rows
 from transformer_jax.position_terms import PositionTerms
-from transformer_jax.shapes import Array, Float, Int
+from transformer_jax.shapes import Array, Float, Int, Params
 
 _NAMES = ('heads', 'stream', 'normalised', 'segments')
 REMAT_POLICIES = {
@@ -103,7 +103,8 @@ class _MixingLayer(nn.Module):
         return {'index': self.index if index is None else index} if convolves else {}
 
 
-def _make_feed_forward(config: ModelConfig, dtype: jnp.dtype) -> FeedForward:
+def make_feed_forward(config: ModelConfig, dtype: jnp.dtype) -> FeedForward:
+    """The feed-forward sublayer of a config."""
     return FeedForward(config.d_ff, config.activation, config.activation_dropout_rate, dtype, config.init_scale)
 
 
@@ -115,7 +116,7 @@ class EncoderLayer(_MixingLayer):
     def setup(self) -> None:
         config, dtype = self.config, self.dtype
         self._declare_mixing()
-        self.feed_forward = _make_feed_forward(config, dtype)
+        self.feed_forward = make_feed_forward(config, dtype)
         self.feed_forward_residual = Residual(config, dtype)
 
     def __call__(
@@ -139,7 +140,7 @@ class DecoderLayer(_MixingLayer):
         self._declare_mixing()
         self.cross_attention = make_attention(config, 'cross', dtype)
         self.cross_attention_residual = Residual(config, dtype)
-        self.feed_forward = _make_feed_forward(config, dtype)
+        self.feed_forward = make_feed_forward(config, dtype)
         self.feed_forward_residual = Residual(config, dtype)
 
     def __call__(
@@ -227,3 +228,17 @@ class Stack(nn.Module):
         rows, _ = scanned(layer(self.config, self.dtype, name='layers'), rows, index, *context)
         x = finish(rows)
         return make_norm(self.config, self.dtype, 'final_norm')(x) if self.config.norm_order == 'pre' else x
+
+
+def apply_layer(layer: nn.Module, params: Params, index: int, *args: Any, method: str) -> Any:
+    """A method of one decoder layer on its own, outside the stack's loop: a decode unrolls the layers."""
+    own = jax.tree.map(lambda stacked: stacked[index], params['decoder']['layers'])
+    return layer.apply({'params': own}, *args, method=method)
+
+
+def finish_decode(config: ModelConfig, params: Params, x: Float[Array, 'B T D']) -> Float[Array, 'B T D']:
+    """What follows a decoder's layers: in pre-norm order a norm."""
+    if config.norm_order == 'post':
+        return x
+    norm: Any = make_norm(config, jnp.dtype(config.compute_dtype))
+    return norm.apply({'params': params['decoder']['final_norm']}, x)
