@@ -183,7 +183,7 @@ LEVELS: dict[str, dict[str, Any]] = {
     | {
         'data.grammar.level': 'lengths',
         'data.max_length': 64,
-        'train.steps': 3000,
+        'train.steps': 5000,
         'evaluation.every_steps': 1000,
         'checkpoint.every_steps': 1000,
     },

@@ -179,7 +179,7 @@ class TextSearch:
 
 
 def check_decoding(config: DecodingConfig) -> None:
-    """Raises `ConfigError` for a changed field that the method does not read. Recipes set `beam_size`, which may stay."""
+    """Raises `ConfigError` for a changed field that the method does not read (`beam_size` may stay: recipes set it)."""
     reads = {'greedy': (), 'beam': (), 'sampling': ('temperature', 'top_k', 'top_p')}
     refuse_unread(config, 'config.decoding', 'method', reads)
 
