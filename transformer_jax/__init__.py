@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformer_jax.config import Config, ConfigError
+    from transformer_jax.decoding.generator import Generator
+    from transformer_jax.decoding.opened_run import open_run
     from transformer_jax.decoding.translator import Translator
+    from transformer_jax.overlay import load_config_file
 
 __version__ = '0.1.0'
 
@@ -13,10 +16,13 @@ __version__ = '0.1.0'
 _HOMES = {
     'Config': 'transformer_jax.config',
     'ConfigError': 'transformer_jax.config',
+    'Generator': 'transformer_jax.decoding.generator',
     'Translator': 'transformer_jax.decoding.translator',
+    'load_config_file': 'transformer_jax.overlay',
+    'open_run': 'transformer_jax.decoding.opened_run',
 }
 
-__all__ = ['Config', 'ConfigError', 'Translator', '__version__']
+__all__ = ['Config', 'ConfigError', 'Generator', 'Translator', '__version__', 'load_config_file', 'open_run']
 
 
 def __getattr__(name: str) -> Any:

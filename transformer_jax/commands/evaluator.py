@@ -41,17 +41,15 @@ def make_evaluator(
     `bleu` scores translations as well, where that is what the model is for. Of several `hosts` each has its share of
     the work, every one calls the evaluator alike and gets the whole result, and between batches they may all stop.
     """
-    shared = hosts is not None and hosts.count > 1
-    between = functools.partial(pause, hosts) if hosts is not None and shared else None
+    between, make = None, Translator
+    if hosts is not None and hosts.count > 1:
+        if mesh is None:
+            raise ValueError('several hosts evaluate on one mesh, and mesh is None')
+        between = functools.partial(pause, hosts)
+        make = functools.partial(SharedTranslator, hosts, mesh, between)
     translator = None
     if bleu and model.task.translates:
-        kind = SharedTranslator if shared else Translator
-        translator = kind(model, {}, corpus.vocabulary, config.decoding, report=report)
-        if isinstance(translator, SharedTranslator):
-            assert hosts is not None
-            assert mesh is not None
-            assert between is not None
-            translator.share(hosts, mesh, between)
+        translator = make(model, {}, corpus.vocabulary, config.decoding, report=report)
     return Evaluator(
         model,
         corpus.prepared(split),

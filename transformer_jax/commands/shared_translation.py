@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,11 +19,14 @@ class SharedTranslator(Translator):
     """A translator that every process of the job calls alike.
 
     A process searches by itself, on its first device: searches of different lines end at different steps, so programs
-    that need all processes would wait for one another. `pause` is called before each part of the lines.
+    that need all processes would wait for one another. `pause` is called before each part of the lines; the other
+    arguments are those of a translator.
     """
 
-    def share(self, hosts: Hosts, mesh: jax.sharding.Mesh, pause: Callable[[], None]) -> None:
-        """Says with whom; to be called once, before anything is translated."""
+    def __init__(
+        self, hosts: Hosts, mesh: jax.sharding.Mesh, pause: Callable[[], None], *args: Any, **options: Any
+    ) -> None:
+        super().__init__(*args, **options)
         self._hosts, self._pause = hosts, pause
         self._gather = jax.jit(lambda params: params, out_shardings=replicated(mesh))
 

@@ -28,9 +28,12 @@ class ArrayShape(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Without what tiling adds."""
+        if self.dtype in _BYTES:
+            return int(prod(self.dims) * _BYTES[self.dtype])
         bits = re.search(r'\d+', self.dtype)
-        size = _BYTES[self.dtype] if self.dtype in _BYTES else int(bits[0]) / 8 if bits else 4
-        return int(prod(self.dims) * size)
+        if bits is None:
+            raise ValueError(f'an array of type {self.dtype!r}, whose size is not known')
+        return prod(self.dims) * int(bits[0]) // 8
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,7 @@ def train(
     hosts = hosts or Hosts()
     stall = StallWatch(reporter.stopwatch, config.execution.hosts.stall_seconds, hosts)
     with StopRequest(hosts) as stop, stall, jax.set_mesh(mesh):
-        run = _Run(config, model, batches, store, reporter, mesh, evaluate, stop)
-        run.profile = profile or run.profile
+        run = _Run(config, model, batches, store, reporter, mesh, evaluate, stop, profile or Profile(None, '.'))
         # A shared disk may show one of them a checkpoint later than another.
         hosts.compare({'the step that training goes on from': run.applied})
         run.until_done()
@@ -103,9 +102,10 @@ class _Run:
         mesh: jax.sharding.Mesh,
         evaluate: Evaluate | None,
         stop: StopRequest,
+        profile: Profile,
     ) -> None:
         self.config, self.store, self.reporter, self.mesh = config, store, reporter, mesh
-        self.evaluate, self.stop = evaluate, stop
+        self.evaluate, self.stop, self.profile = evaluate, stop, profile
         update = make_update(config, model, mesh)
         with reporter.timing('compile'):
             self.state, self.progress = _restore_or_start(config, model, update, store)
@@ -120,7 +120,6 @@ class _Run:
         self.in_flight: tuple[Metrics, np.ndarray] | None = None  # a dispatched update, and the ids of its pairs
         self.feed = _micro_batches(batches.iterate(self.progress.batch_index), config.train.accumulation)
         self.stopped_early = False
-        self.profile = Profile(None, '.')
 
     def until_done(self) -> None:
         """Updates, each followed by what is due after it."""
