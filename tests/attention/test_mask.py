@@ -1,13 +1,19 @@
 """Masks as whole literal matrices."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from tests import oracles
+from transformer_jax.attention.api import attention
 from transformer_jax.attention.mask import Mask
+from transformer_jax.config import AttentionConfig
 
 
 def draw(mask: Mask) -> list[str]:
@@ -80,6 +86,132 @@ def test_allowed_narrows_what_is_visible() -> None:
         '.x.',
         'x.x',
     ]
+
+
+PREFIX = {'causal': True, 'k_prefix': row(1, 1, 1, 1, 0, 0) > 0}
+WINDOWS = {
+    'itself and two to each side': ((3,), {}, [
+        'xxx...',
+        'xxxx..',
+        'xxxxx.',
+        '.xxxxx',
+        '..xxxx',
+        '...xxx',
+    ]),
+    'two before and one after': ((3, 1), {}, [
+        'xx....',
+        'xxx...',
+        'xxxx..',
+        '.xxxx.',
+        '..xxxx',
+        '...xxx',
+    ]),
+    'two before and none after': ((3, 0), {}, [
+        'x.....',
+        'xx....',
+        'xxx...',
+        '.xxx..',
+        '..xxx.',
+        '...xxx',
+    ]),
+    'itself alone': ((1,), {}, [
+        'x.....',
+        '.x....',
+        '..x...',
+        '...x..',
+        '....x.',
+        '.....x',
+    ]),
+    'causal': ((3,), {'causal': True}, [
+        'x.....',
+        'xx....',
+        'xxx...',
+        '.xxx..',
+        '..xxx.',
+        '...xxx',
+    ]),
+    'causal, whatever is said of the right': ((2, 4), {'causal': True}, [
+        'x.....',
+        'xx....',
+        '.xx...',
+        '..xx..',
+        '...xx.',
+        '....xx',
+    ]),
+    'a prefix of four is seen as far as the window reaches': ((2,), PREFIX, [
+        'xx....',
+        'xxx...',
+        '.xxx..',
+        '..xx..',
+        '...xx.',
+        '....xx',
+    ]),
+    'a prefix of four and two to the right': ((2, 2), PREFIX, [
+        'xxx...',
+        'xxxx..',
+        '.xxx..',
+        '..xx..',
+        '...xx.',
+        '....xx',
+    ]),
+    'the first sees and is seen by all': ((2, 0, 1), {}, [
+        'xxxxxx',
+        'xx....',
+        'xxx...',
+        'x.xx..',
+        'x..xx.',
+        'x...xx',
+    ]),
+    'the first is seen by all later ones': ((2, None, 1), {'causal': True}, [
+        'x.....',
+        'xx....',
+        'xxx...',
+        'x.xx..',
+        'x..xx.',
+        'x...xx',
+    ]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', WINDOWS)
+def test_a_window_as_a_matrix(name: str) -> None:
+    window, rules, expected = WINDOWS[name]
+    ones, positions = row(1, 1, 1, 1, 1, 1), row(0, 1, 2, 3, 4, 5)
+    assert draw(Mask(ones, ones, positions, positions, **rules).within(*window)) == expected
+
+
+def test_without_a_window_all_is_as_it_was() -> None:
+    ones, positions = row(1, 1, 1), row(0, 1, 2)
+    mask = Mask(ones, ones, positions, positions, causal=True)
+    assert mask.within(None, 1, 2) == mask
+
+
+@pytest.mark.parametrize(
+    ('impl', 'causal', 'settings'),
+    [
+        ('dense', False, {}),
+        ('dense', False, {'window_right': 0}),
+        ('dense', True, {}),
+        ('blockwise', False, {'window_right': 5}),
+        ('blockwise', True, {'window_right': 1}),
+        ('pallas', False, {'window_right': 1}),
+    ],
+)
+def test_attention_sees_as_far_as_its_config_says(impl: str, causal: bool, settings: dict[str, Any]) -> None:
+    """Itself and `window - 1` tokens before; `window_right` after, as many as before where it is not said."""
+    length, num_heads, window = 11, 2, 3
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(1, length, num_heads, width)) for width in (5, 5, 7))
+    right = 0 if causal else settings.get('window_right', window - 1)
+    seen = np.zeros((1, length, length), bool)
+    for t in range(length):
+        for s in range(length):
+            seen[0, t, s] = t - (window - 1) <= s <= t + right
+    config = AttentionConfig(impl=impl, window=window, num_heads=num_heads, head_dim=5, value_dim=7, **settings)
+    ones, positions = jnp.ones((1, length), jnp.int32), jnp.arange(length, dtype=jnp.int32)[None]
+    mask = Mask(ones, ones, positions, positions, causal=causal, aligned=True)
+    actual = jax.jit(lambda *arrays: attention(*arrays, mask, config))(*map(jnp.float32, (q, k, v)))
+    oracles.assert_close(actual, oracles.attention(q, k, v, seen))
 
 
 small_ids = st_numpy.arrays(np.int32, (2, 5), elements=st.integers(0, 3))
