@@ -212,6 +212,21 @@ def test_references_longer_than_the_model_are_scored_whole(model, params, vocabu
     np.testing.assert_allclose(nll, score_one_by_one(roomy, params, vocabulary, pairs, longest), rtol=1e-5)
 
 
+def test_a_pair_longer_than_learned_positions_reach_is_refused(vocabulary, tmp_path):
+    pairs = [Pair(0, 'die U-Bahn', 'die U-Bahn geht oft weit'), Pair(1, 'die', ' '.join(WORDS * 3))]
+    prepared = prepare_pairs(pairs, vocabulary, tmp_path)
+    longest = int(prepared.target_lengths.max())
+    for limit in (longest, longest - 1):
+        config = dataclasses.replace(CONFIG, positions='learned', max_length=limit)
+        model = models.build(config, vocab_size=vocabulary.size, start_id=vocabulary.start_id)
+        if limit == longest:
+            Evaluator(model, prepared, pairs, vocabulary, batch_tokens=64)
+            continue
+        with pytest.raises(ValueError, match=rf'has {longest} subwords .*max_length {limit}, .*reach no further'):
+            Evaluator(model, prepared, pairs, vocabulary, batch_tokens=64)
+        Evaluator(model, prepared, pairs[:1], vocabulary, batch_tokens=64)
+
+
 def test_translations_are_scored_against_raw_lines_and_saved(model, params, vocabulary, tmp_path):
     pairs = make_pairs(5)
     pairs[1] = pairs[1]._replace(target='  Ｆｕｌｌ　ｗｉｄｔｈ \u2028 ﬁ\ttab 𝔘 \r')

@@ -126,6 +126,15 @@ def test_one_token_at_a_time_equals_the_whole_target(variant: str) -> None:
         search.step()
 
 
+@pytest.mark.parametrize('positions', ['sinusoidal', 'learned'])
+def test_a_target_as_long_as_the_model_writes(positions: str) -> None:
+    """Up to its last position: the longest source of these is as long."""
+    model = make_model(positions=positions, max_length=9, num_encoder_layers=1, num_decoder_layers=1)
+    search = Search(model, width=1, slots=9)
+    for _ in range(9):
+        search.step()
+
+
 def test_what_padding_of_the_memory_holds_reaches_no_step() -> None:
     search = Search(make_model('paper'), width=2, slots=STEPS, spoil_padding=True)
     for _ in range(STEPS):
