@@ -1,5 +1,6 @@
 """Block-wise cross-entropy and token log-probabilities against loops over the definition."""
 
+import contextlib
 import functools
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from tests import oracles
 from tests.models.tiny import V, compute_logits, make_batch, make_model, make_params
 from transformer_jax.config import MeshConfig
-from transformer_jax.models.likelihood import cross_entropy, label_smoothing, token_log_probabilities
+from transformer_jax.models.likelihood import cross_entropy, label_smoothing, score_tokens, token_log_probabilities
 from transformer_jax.parallel.mesh import make_mesh
 
 B, T, D = 3, 7, 14
@@ -126,3 +127,62 @@ def test_token_log_probabilities_are_those_of_the_softmax() -> None:
     log_softmax = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     expected = np.take_along_axis(log_softmax, batch.targets[..., None], axis=-1)[..., 0]
     oracles.assert_close(actual, np.where(batch.target_segment_ids > 0, expected, 0.0))
+
+
+class Finished:
+    """A model whose states before the projection are given."""
+
+    def __init__(self, model: Any, hidden: Any) -> None:
+        self._model, self._hidden = model, hidden
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def hidden(self, params: Any, batch: Any, *, dropout_rng: Any = None) -> Any:
+        return self._hidden
+
+
+def round_to_bfloat16(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: np.float64(jnp.bfloat16(leaf)), tree)
+
+
+@pytest.mark.parametrize('size', [1.0, 1e4])
+@pytest.mark.parametrize('num_devices', [1, 6])
+def test_bfloat16_states_are_scored_in_float32(num_devices: int, size: float) -> None:
+    """As float64 does of the same rounded arrays; logits of ten thousand as well."""
+    model, params, hidden, targets, real = make_case(compute_dtype='bfloat16', **PADDED_ROWS)
+    params = params | {'output_bias': jnp.float32(round_to_bfloat16(params['output_bias']))}
+    products = to_logits(model, round_to_bfloat16(params), hidden) - np.asarray(params['output_bias'])[:V]
+    hidden = jnp.bfloat16(hidden * (size / np.abs(products).max()))
+    logits = to_logits(model, round_to_bfloat16(params), np.float64(hidden))
+    assert 0.9 * size - 1 < np.abs(logits).max() < 1.1 * size + 1
+    mesh = None if num_devices == 1 else make_mesh(MeshConfig(data=3, model=2), jax.devices()[:num_devices])
+    (loss, nll), gradients = compute(model, params, hidden, targets, real, mesh=mesh)
+    assert loss.dtype == nll.dtype == jnp.float32
+    expected = oracles.cross_entropy(logits, targets, real, 0.1)
+    assert (float(loss), float(nll)) == pytest.approx(expected, rel=1e-4)
+    assert all(np.isfinite(np.float32(leaf)).all() for leaf in jax.tree.leaves(gradients))
+    batch = make_batch([1] * B, [T] * B)._replace(targets=targets, target_segment_ids=real.astype(np.int32))
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+        scores = jax.jit(lambda batch: score_tokens(Finished(model, hidden), params, batch, block_tokens=4))(batch)
+        projected = jax.jit(model.project)(params, hidden)
+    top = logits.max(axis=-1, keepdims=True)
+    log_softmax = logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+    gold = np.take_along_axis(log_softmax, targets[..., None], axis=-1)[..., 0]
+    assert scores.log_probabilities.dtype == projected.dtype == jnp.float32
+    oracles.assert_close(scores.log_probabilities, np.where(real, gold, 0), 1e-4)
+    np.testing.assert_array_equal(scores.correct, real & (logits.argmax(axis=-1) == targets))
+    oracles.assert_close(projected[..., :V], logits, 1e-4)
+
+
+def test_a_bfloat16_batch_of_padding_scores_nothing() -> None:
+    model, params, hidden, targets, real = make_case(compute_dtype='bfloat16')
+    nothing = np.zeros_like(real)
+    spoiled = jnp.full(hidden.shape, jnp.nan, jnp.bfloat16)
+    (loss, nll), gradients = compute(model, params, spoiled, targets, nothing)
+    assert loss == nll == 0
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradients))
+    batch = make_batch([1] * B, [T] * B)._replace(targets=targets, target_segment_ids=nothing.astype(np.int32))
+    scores = jax.jit(lambda batch: score_tokens(Finished(model, spoiled), params, batch, block_tokens=4))(batch)
+    assert (np.asarray(scores.log_probabilities) == 0).all()
+    assert not np.asarray(scores.correct).any()

@@ -121,6 +121,21 @@ def test_an_update_is_adam_on_the_gradient_of_the_loops() -> None:
     assert checked >= 6
 
 
+def test_an_update_in_bfloat16_with_whole_columns_of_padding_is_finite() -> None:
+    """Its loss is near that of the loops."""
+    model = make_model(num_encoder_layers=1, num_decoder_layers=1, compute_dtype='bfloat16')
+    batch, params = make_batch([4, 2, 3], [3, 5, 1], seed=2, pads=(5, 3)), make_params(model)
+    step = jax.jit(make_train_step(model, keep_gradient(), SCHEDULE, TrainConfig(loss_block_tokens=5), seed=0))
+    state, metrics = step(make_state(params, keep_gradient(), with_average=False), (batch,))
+    assert (int(metrics.bad_steps), int(metrics.target_tokens)) == (0, 9)
+    logits = oracles.Transformer(params, model.config, START).logits(batch)
+    expected = oracles.cross_entropy(logits, batch.targets, batch.target_segment_ids > 0, 0.1)
+    assert (float(metrics.loss_sum), float(metrics.nll_sum)) == pytest.approx(expected, rel=2e-2)
+    for gradient in jax.tree.leaves(state.optimizer):
+        assert np.isfinite(gradient).all()
+        assert np.abs(gradient).max() > 0
+
+
 def split_rows(batch: Batch, parts: list[list[int]]) -> tuple[Batch, ...]:
     """Micro-batches of these rows, filled up with rows of padding to the size of the largest."""
     most = max(map(len, parts))
