@@ -20,7 +20,7 @@ from transformer_jax.commands import check as check_command
 from transformer_jax.commands import evaluate as evaluate_command
 from transformer_jax.commands import translate as translate_command
 from transformer_jax.config import ConfigError
-from transformer_jax.decoding.translator import Translation
+from transformer_jax.decoding.translator import Translation, Translator
 from transformer_jax.evaluation.evaluator import Evaluator, Result
 
 ROOT = Path(__file__).parent.parent
@@ -162,6 +162,20 @@ def test_file_and_standard_input_give_the_same_bytes(trained, standard_input, ca
     assert run('translate', *arguments, '--input', tmp_path / 'in', '--output', tmp_path / 'out') == 0
     assert (tmp_path / 'out').read_bytes() == capfdbinary.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ['in', 'out']
+
+
+def test_translate_writes_what_the_translator_says(trained, tmp_path):
+    """To the byte; sampling, because a model that has hardly learned says one word over and over otherwise."""
+    lines = ['b a d c', '', 'c', 'a b c d a']
+    (tmp_path / 'in').write_bytes('\n'.join(lines).encode() + b'\n')
+    arguments = ('--method', 'sampling', '--input', tmp_path / 'in', '--output', tmp_path / 'out')
+    assert run('translate', '--run', trained, *arguments, '--config.decoding.max_extra_length=3') == 0
+    translator = Translator.load(trained, method='sampling', max_extra_length=3, report=lambda line: None)
+    expected = translator.translate(lines)
+    assert (tmp_path / 'out').read_bytes() == ('\n'.join(expected) + '\n').encode()
+    assert len(expected) == 4
+    assert expected[1] == ''
+    assert all(line.split() != line.split()[::-1] for line in (expected[0], expected[3]))
 
 
 def test_longer_texts_than_in_training_are_translated_where_no_parameter_counts_positions(
