@@ -1,5 +1,7 @@
 """The config's own checks: each rule holds at its edge, and each joined rule names both fields."""
 
+import functools
+
 import pytest
 
 from transformer_jax.config import (
@@ -94,11 +96,21 @@ def test_choices_are_the_names_in_the_tables():
     assert {path: set(names) for path, names in choices.items()} == {path: set(names) for path, names in tables.items()}
 
 
-def test_what_the_joined_rules_allow():
-    overlay(Config(), {'data.max_length': 300, 'model.max_length': 300})
-    overlay(Config(), {'data.max_length': 100, 'data.batch_tokens': 100})
-    overlay(Config(), {'optimizer.weight_decay': 0.1, 'optimizer.name': 'adamw'})
-    overlay(Config(), {'evaluation.bleu': False, 'evaluation.score': 'loss'})
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'data.max_length': 300, 'model.max_length': 300},
+        {'data.max_length': 100, 'data.batch_tokens': 100},
+        {'optimizer.weight_decay': 0.1, 'optimizer.name': 'adamw'},
+        {'evaluation.bleu': False, 'evaluation.score': 'loss'},
+    ],
+    ids=str,
+)
+def test_what_the_joined_rules_allow(changes):
+    config = overlay(Config(), changes)
+    check(config)
+    for path, _, default in LEAVES:
+        assert functools.reduce(getattr, path.split('.'), config) == changes.get(path, default), path
 
 
 def test_an_overlay_of_attention_changes_what_it_names_alone():

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import oracles
+from tests.attention import exact_cases as cases
 from transformer_jax.attention import VARIANTS
-from transformer_jax.attention.api import attention
-from transformer_jax.attention.dense import dense_attention
+from transformer_jax.attention.api import attention, make_options
+from transformer_jax.attention.dense import dense_attention, scores
 from transformer_jax.attention.mask import Mask
 from transformer_jax.attention.variant import Options
 from transformer_jax.config import AttentionConfig
@@ -81,6 +82,18 @@ def test_gradients_equal_finite_differences_of_the_loops(variant: tuple[str, str
             return float((oracles.attention(*changed, visible(mask)) * probe).sum())
 
         oracles.assert_close(gradient, oracles.numeric_gradient(loops, arrays[index]))
+
+
+@pytest.mark.parametrize('name', [name for name in cases.COMMON if 'window' in name] + list(cases.FURTHER))
+def test_windows_globals_prefixes_biases_and_shared_heads_equal_the_loops(name: str) -> None:
+    """Values and gradients of it all, whatever stands where nobody looks."""
+    mask = (cases.COMMON | cases.FURTHER)[name]()
+    arrays, seen = cases.make_arrays(mask), cases.visible(mask)
+    computed = cases.compute(dense_attention, mask, arrays)
+    cases.assert_equal_loops(computed, arrays, seen)
+    for poison in (math.nan, 1e30):
+        poisoned = cases.compute(dense_attention, mask, cases.dirty(mask, seen, arrays, poison))
+        jax.tree.map(np.testing.assert_array_equal, poisoned, computed)
 
 
 @pytest.mark.parametrize('variant', EXACT)
@@ -214,10 +227,12 @@ def test_the_score_of_two_vectors_is_scaled_by_the_root_of_their_width() -> None
 
 def test_scaling_brings_the_variance_of_scores_from_d_k_to_one() -> None:
     rng = np.random.default_rng(0)
-    q, k = rng.normal(size=(2, 40_000, 64))
-    scores = (q * k).sum(axis=1)
-    assert scores.var() == pytest.approx(64, rel=0.05)
-    assert (scores / 8).var() == pytest.approx(1, rel=0.05)
+    q, k = jnp.float32(rng.normal(size=(2, 2, 300, 3, 64)))
+    found = np.asarray(scores(q, k))
+    assert found.shape == (2, 3, 300, 300)
+    assert found.var() == pytest.approx(64, rel=0.05)
+    assert (found * make_options(q, AttentionConfig(head_dim=64)).scale).var() == pytest.approx(1, rel=0.05)
+    assert make_options(q, AttentionConfig(head_dim=64, scale=None)).scale == 1
 
 
 THREE = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])[None, :, None]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests import oracles
 from tests.attention import comparing
 from tests.attention.comparing import make_arrays, make_mask
 from transformer_jax.attention.low_rank import LOW_RANK
@@ -66,6 +67,32 @@ def test_values_and_gradients_equal_the_loops(layout: str) -> None:
         lambda a: attend(a, mask), lambda a: loops(a, mask), with_projections(0, mask),
         real_q[:, :, None] & real_k[:, None, :],
     )  # fmt: skip
+
+
+def test_bfloat16_stays_near() -> None:
+    """Of the arrays as rounded, in values and gradients."""
+    mask = LAYOUTS['cross, a row of padding']
+    arrays = {name: np.float64(jnp.bfloat16(array)) for name, array in with_projections(0, mask).items()}
+    expected = loops(arrays, mask)
+    probe = np.random.default_rng(1).normal(size=expected.shape)
+
+    @jax.jit
+    def compute(arrays: Any) -> Any:
+        def loss(arrays: Any) -> Any:
+            output = attend(arrays, mask)
+            return (output.astype(jnp.float32) * probe).sum(), output
+
+        return jax.grad(loss, has_aux=True)(arrays)
+
+    gradients, output = compute({name: jnp.bfloat16(array) for name, array in arrays.items()})
+    assert output.dtype == jnp.bfloat16
+    oracles.assert_close(np.float32(output), expected, 2e-2)
+    for name, gradient in gradients.items():
+
+        def moved(at: np.ndarray, name: str = name) -> float:
+            return float((loops({**arrays, name: at}, mask) * probe).sum())
+
+        oracles.assert_close(np.float32(gradient), oracles.numeric_gradient(moved, arrays[name]), 2e-2)
 
 
 def test_the_same_rows_with_padding_before_or_behind_give_the_same() -> None:

@@ -61,6 +61,17 @@ def test_values_and_gradients_equal_the_loops(layout: str) -> None:
     )
 
 
+@pytest.mark.parametrize('layout', LAYOUTS)
+def test_bfloat16_stays_near(layout: str) -> None:
+    """Of the arrays as rounded."""
+    mask = LAYOUTS[layout]
+    arrays, seen = make_arrays(0, mask, N, K, H, U), comparing.visible(mask)
+    arrays = {name: np.float64(jnp.bfloat16(array)) for name, array in arrays.items()}
+    output = jax.jit(lambda *a: attend(*a, mask))(*(jnp.bfloat16(array) for array in arrays.values()))
+    assert output.dtype == jnp.bfloat16
+    oracles.assert_close(np.float32(output), loops(arrays, seen), 2e-2)
+
+
 def stretched(arrays: comparing.Arrays) -> comparing.Arrays:
     """Keys of very unlike lengths: their features differ by many powers of ten, both ways along the row."""
     lengths = np.array([6.0, 0.1, 9.0, 0.1, 1.0, 12.0])[None, :, None, None]

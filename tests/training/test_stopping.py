@@ -144,7 +144,16 @@ def test_a_process_that_was_not_told_stops_with_the_others() -> None:
 
 
 def test_pausing_alone_is_nothing() -> None:
-    pause(Hosts())
+    hosts = TwoHosts()
+    hosts.count = 1
+    for _ in range(5):
+        pause(hosts)
+    assert hosts.points == 0
+    hosts.count = 2
+    for _ in range(2):
+        pause(hosts)
+    with pytest.raises(Stopped):
+        pause(hosts)
 
 
 @pytest.mark.parametrize('activity', ['step', 'data'])
