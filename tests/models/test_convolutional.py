@@ -208,12 +208,13 @@ def test_parameters() -> None:
     assert plain['encoder']['layers']['convolution']['kernel'].shape == (2, 3, D, 2 * D)
 
 
-@pytest.mark.slow
-def test_any_kind_of_attention_finds_the_source() -> None:
-    model = make_model('plain', attention=AttentionConfig(kind='additive', dropout_rate=0.1))
+@pytest.mark.parametrize(('kind', 'own'), [('additive', 'key_map'), ('general', 'query_map')])
+def test_any_kind_of_attention_finds_the_source(kind: str, own: str) -> None:
+    attention = AttentionConfig(kind=kind, dropout_rate=0.1)
+    model = make_model('plain', attention=attention, num_encoder_layers=1, num_decoder_layers=2)
     assert model.module.init  # the score's parameters are the layer's own
     shapes = jax.eval_shape(model.init, jax.random.key(0))
-    assert shapes['decoder']['layers']['attention']['key_map'].shape[:2] == (3, 1)
+    assert shapes['decoder']['layers']['attention'][own].shape[:2] == (2, 1)
     search = Search(model, width=2, slots=3, factor=0.7)
     for _ in range(3):
         search.step()

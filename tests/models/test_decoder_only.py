@@ -81,10 +81,17 @@ CACHED: dict[str, tuple[DecoderOnlyConfig, dict[str, Any]]] = {
     'shared heads': (PREFIX, {'attention': dataclasses.replace(HEADS, num_kv_heads=1)}),
     'global tokens': (CAUSAL, {'attention': dataclasses.replace(HEADS, window=2, num_global=1)}),
     'additive': (PREFIX, {'attention': dataclasses.replace(HEADS, kind='additive')}),
+    'general': (PREFIX, {'attention': dataclasses.replace(HEADS, kind='general')}),
+    'concat': (PREFIX, {'attention': dataclasses.replace(HEADS, kind='concat', score_dim=5)}),
+    'performer': (CAUSAL, {'attention': dataclasses.replace(HEADS, kind='performer', num_features=7)}),
+    'window to one side': (PREFIX, {'attention': dataclasses.replace(HEADS, window=3, window_right=1)}),
     'language model, running state': (LANGUAGE_MODEL, {'attention': dataclasses.replace(HEADS, kind='linear')}),
 }
 CACHED |= {f'{task}, {scheme}': (TASKS[task], {'positions': scheme}) for task in TASKS for scheme in SCHEMES}
-QUICK = ('prefix', 'language model, learned', 'causal prefix, running state', 'window below the step')
+QUICK = (
+    'prefix', 'language model, learned', 'causal prefix, running state', 'window below the step', 'general', 'concat',
+    'performer', 'window to one side',
+)  # fmt: skip
 
 
 @pytest.mark.parametrize('name', [pytest.param(x, marks=[] if x in QUICK else pytest.mark.slow) for x in CACHED])

@@ -1,5 +1,6 @@
 """Reading a target step by step through the cache equals reading it at once, whatever the search does in between."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -7,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.models.tiny import START, VARIANTS, V, compute_logits, make_batch, make_model, make_params
+from tests.models.tiny import CONFIG, START, VARIANTS, V, compute_logits, make_batch, make_model, make_params
 from transformer_jax.attention.mask import Mask
+from transformer_jax.config import AttentionOverlayConfig
 from transformer_jax.data.batch import Batch
 from transformer_jax.layers.kv_cache import Reading, empty_key_values
 from transformer_jax.models.interface import Model
@@ -124,6 +126,28 @@ def test_one_token_at_a_time_equals_the_whole_target(variant: str) -> None:
     search = Search(make_model(variant), width=1, slots=STEPS)
     for _ in range(STEPS):
         search.step()
+
+
+def kind(name: str, **changes: Any) -> dict[str, Any]:
+    return {'attention': dataclasses.replace(CONFIG.attention, kind=name, **changes)}
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    'performer': kind('performer', num_features=11),
+    'general': kind('general', num_kv_heads=1),
+    'concat': kind('concat', score_dim=11),
+    'additive': kind('additive', score_dim=11),
+    'low-rank memory': {'cross': AttentionOverlayConfig(kind='low_rank', rank=3)},
+    'window to one side': kind('dot', window=3, window_right=1),
+}
+
+
+@pytest.mark.parametrize('name', KINDS)
+def test_every_kind_of_attention_reads_through_the_cache(name: str) -> None:
+    search = Search(make_model(num_encoder_layers=1, num_decoder_layers=1, **KINDS[name]), width=2, slots=5)
+    for _ in range(5):
+        search.step()
+        search.reorder()
 
 
 @pytest.mark.parametrize('positions', ['sinusoidal', 'learned'])
