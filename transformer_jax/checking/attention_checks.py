@@ -1,7 +1,6 @@
 """Checks of one attention variant: against its equation in float64, and of what every variant promises."""
 
 import dataclasses
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax import attention
-from transformer_jax.attention.api import make_options
-from transformer_jax.attention.mask import Mask
 from transformer_jax.attention.variant import Use, Variant
-from transformer_jax.checking.findings import Finding, format_table
+from transformer_jax.checking import oracle as oracles
+from transformer_jax.checking.case import EXACT_LIMIT, KEYS, QUERIES, Case
+from transformer_jax.checking.findings import Finding, format_table, relative_error
 from transformer_jax.checking.oracle import ORACLES, Oracle, visible
-from transformer_jax.config import ATTENTION_USES, AttentionConfig, ConfigError
+from transformer_jax.config import ATTENTION_USES, AttentionConfig, ModelConfig
 from transformer_jax.shapes import Array
 
-EXACT_LIMIT = 5e-6  # max|x - oracle| / max|oracle| in float32
 NONE_LIMIT = 0.0  # what must not be there at all
-BATCH, QUERIES, KEYS = 3, 17, 23
+RANDOM_LIMIT = 5e-5  # like the exact one, where sums are of exponentials of random products
+_SMALL_BLOCKS = (5, 16, 128)  # those tried, for a check of more than one block; kernels take certain sizes alone
 _USES = {
     'encoder_self': {'causal': False, 'cross': False},
     'decoder_self': {'causal': True, 'cross': False},
@@ -40,7 +39,8 @@ def check_variant(
     Args:
         variant: the `Variant`, or the kind's name (`'dot'`, `'my_module:my_attention'`).
         config: sizes and settings; the default is 6 heads of width 8.
-        oracle: its equation in float64, see `checking.oracle`; None = that of a built-in kind, or no comparison.
+        oracle: its equation in float64, see `checking.oracle`; None = that of a built-in kind, or no comparison. That
+            of an approximation says what it computes given what it draws.
         uses: where to check it.
 
     Raises `AssertionError` with the table of findings when a check fails, or when no use is supported.
@@ -70,111 +70,97 @@ def make_use(name: str, config: AttentionConfig, **changes: Any) -> Use:
     return use._replace(**changes)
 
 
-def check_use(use: Use, variant: Variant, oracle: Oracle | None = None) -> Iterator[Finding]:
-    """Every check of one use."""
-    case = _Case(use, variant)
+def implementations(use: Use) -> Iterator[tuple[Use, Variant]]:
+    """What a configured use runs with, without dropout: 'auto' may take another variant for short texts than for long.
+
+    First the one for the longest text. In float32 where the variant has it. Raises `ConfigError` when the table says
+    that the use can't work.
+    """
+    attention.check(use, f'config.model.{use.name}')
+    own = attention.variants_of(use.config.kind)
+    for impl in dict.fromkeys(map(attention.choose, (use, use._replace(max_length=min(use.max_length, KEYS))))):
+        config = dataclasses.replace(use.config, impl=impl, dropout_rate=0.0)
+        checked = use._replace(name=f'{use.name}, {impl}', config=config, packed=False)
+        exact = checked._replace(compute_dtype='float32')
+        yield (exact if attention.why_not(own[impl], exact) is None else checked), own[impl]
+
+
+def check_use(
+    use: Use, variant: Variant, oracle: Oracle | None = None, model: ModelConfig | None = None
+) -> Iterator[Finding]:
+    """Every check of one use, with the position scheme of `model`; in blocks as well where the variant takes a size."""
+    for size in (None, *_small_block(use, variant)):
+        config = use.config if size is None else dataclasses.replace(use.config, block_size=size)
+        case = Case(use._replace(config=config), variant, model, block_size=size)
+        for finding in _check_case(case, oracle):
+            if size is None or finding.error is not None:  # why a check was not run is said once
+                yield finding
+
+
+def _small_block(use: Use, variant: Variant) -> list[int]:
+    """A block size that makes several blocks of a few rows, where the config's own makes one."""
+    own = use.config.block_size
+    if 'block_size' not in variant.reads or (own is not None and own < QUERIES):
+        return []
+    sizes = (size for size in _SMALL_BLOCKS if own is None or size < own)
+    tried = ((size, use._replace(config=dataclasses.replace(use.config, block_size=size))) for size in sizes)
+    return [size for size, other in tried if attention.why_not(variant, other) is None][:1]
+
+
+def _check_case(case: Case, oracle: Oracle | None) -> Iterator[Finding]:
     yield from _compare_with_oracle(case, oracle)
+    if not case.variant.exact:
+        yield _check_approximation(case)
     yield _check_hidden_slots(case)
     yield _check_rows_that_see_nothing(case)
     yield _check_padding_content(case)
     yield _check_segments(case)
 
 
-class _Case:
-    """Random arrays and a mask for one use, and the variant as a function of arrays alone."""
-
-    def __init__(self, use: Use, variant: Variant) -> None:
-        config = use.config
-        self.use, self.variant, self.config = use, variant, config
-        self.length_k = KEYS if use.cross else QUERIES
-        rng = np.random.default_rng(zlib.crc32(use.name.encode()))
-        kv_heads, value_dim = config.num_kv_heads or config.num_heads, config.value_dim or config.head_dim
-        self.q = rng.normal(size=(BATCH, QUERIES, config.num_heads, config.head_dim))
-        self.k = rng.normal(size=(BATCH, self.length_k, kv_heads, config.head_dim))
-        self.v = rng.normal(size=(BATCH, self.length_k, kv_heads, value_dim))
-        self.probe = rng.normal(size=(BATCH, QUERIES, config.num_heads, value_dim))
-        declared = variant.parameters(config, max(QUERIES, KEYS)) if variant.parameters else {}
-        self.params = {name: rng.normal(size=one.shape) * 0.3 for name, one in declared.items()}
-
-    def mask(self, *, packed: bool = False) -> Mask:
-        """Rows of several lengths, one of them full; or three segments in each row."""
-        sides = []
-        for length in (QUERIES, self.length_k):
-            index = np.broadcast_to(np.arange(length), (BATCH, length))
-            if packed:
-                starts = np.array([0, length // 3, 2 * length // 3])
-                segments = (index[..., None] >= starts).sum(axis=-1)
-                positions = index - starts[segments - 1]
-            else:
-                segments, positions = (index < length - 4 * np.arange(BATCH)[:, None]).astype(int), index
-            sides.append((segments.astype(np.int32), positions.astype(np.int32)))
-        (q_segments, q_positions), (k_segments, k_positions) = sides
-        arrays = map(jnp.asarray, (q_segments, k_segments, q_positions, k_positions))
-        mask = Mask(*arrays, causal=self.use.causal, aligned=not self.use.cross)
-        return mask.within(self.config.window, self.config.window_right, self.config.num_global)
-
-    def run(self, q: Any, k: Any, v: Any, params: Any, mask: Mask) -> Array:
-        """The variant's output."""
-        options = make_options(q, self.config, params=params)
-        return self.variant.function(q, k, v, mask, options)[0]
-
-    def arrays(self, dtype: Any = jnp.float32) -> tuple[Any, ...]:
-        """q, k, v and the parameters."""
-        return jax.tree.map(lambda array: jnp.asarray(array, dtype), (self.q, self.k, self.v, self.params))
-
-    def finding(self, check: str, error: float | None, limit: float = EXACT_LIMIT, note: str = '') -> Finding:
-        """A finding about this use."""
-        return Finding(self.use.name, check, error, limit, note)
-
-
-def _compare_with_oracle(case: _Case, oracle: Oracle | None) -> Iterator[Finding]:
+def _compare_with_oracle(case: Case, oracle: Oracle | None) -> Iterator[Finding]:
     oracle = oracle or ORACLES.get(case.config.kind)
-    if oracle is None:
+    if oracle is None or not case.has_scheme_equation:
+        of = '' if oracle is None or case.scheme is None else f' of positions {case.scheme.positions!r}'
         for check in ('values', 'gradients'):
-            yield case.finding(check, None, note='no equation was given to compare with')
+            yield case.finding(check, None, note=f'no equation{of} was given to compare with')
         return
     mask = case.mask()
-    seen = visible(mask)
 
     def ours(q: Array, k: Array, v: Array, params: Any) -> tuple[Array, Array]:
         output = case.run(q, k, v, params, mask)
         return (output * case.probe).sum(), output
 
     def theirs(q: Array, k: Array, v: Array, params: Any) -> tuple[Array, Array]:
-        groups = q.shape[2] // k.shape[2]
-        output = oracle(q, jnp.repeat(k, groups, axis=2), jnp.repeat(v, groups, axis=2), seen, params, case.config)
+        output = case.equation(oracle, mask, q, k, v, params)
         return (output * case.probe).sum(), output
 
     gradients, output = jax.jit(jax.grad(ours, argnums=(0, 1, 2, 3), has_aux=True))(*case.arrays())
     with jax.enable_x64(True):
-        exact = jax.jit(jax.grad(theirs, argnums=(0, 1, 2, 3), has_aux=True))(*case.arrays(jnp.float64))
+        exact = jax.jit(jax.grad(theirs, argnums=(0, 1, 2, 3), has_aux=True))(*oracles.to_float64(case.arrays()))
         exact_gradients, exact_output = jax.tree.map(np.asarray, exact)
-    limit, note = EXACT_LIMIT, ''
-    if not case.variant.exact:
-        limit, note = _approximation_limit(case.config), 'an approximation of softmax attention'
-    yield case.finding('values', _error(output, exact_output), limit, note)
-    errors = map(_error, jax.tree.leaves(gradients), jax.tree.leaves(exact_gradients))
-    if case.variant.exact:
-        yield case.finding('gradients', max(errors), limit, note)
-    else:
-        finite = all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradients))
-        yield case.finding('gradients', 0.0 if finite else np.inf, limit, 'of an approximation: finite')
+    limit = case.limit if case.variant.exact else max(case.limit, RANDOM_LIMIT)
+    yield case.finding('values', relative_error(output, exact_output), limit)
+    errors = map(relative_error, jax.tree.leaves(gradients), jax.tree.leaves(exact_gradients))
+    yield case.finding('gradients', max(errors), limit)
 
 
-def _approximation_limit(config: AttentionConfig) -> float:
-    """The error of random features falls as one over the root of their number."""
-    return 8.0 * (config.head_dim / config.num_features) ** 0.5
+def _check_approximation(case: Case) -> Finding:
+    """Near softmax attention where rows are short: with |q| = |k| = 1/2 after scaling, random features err little.
+
+    What gives zeros, or what has nothing to do with the scores' softmax, errs by about 1.
+    """
+    q, k, v, params = case.arrays()
+    root = 1.0 if case.config.scale is None else case.config.head_dim**0.25
+    q, k = (0.5 * root * rows / jnp.linalg.norm(rows, axis=-1, keepdims=True) for rows in (q, k))
+    mask = case.mask()
+    output = jax.jit(case.run)(q, k, v, params, mask)
+    with jax.enable_x64(True):
+        exact = np.asarray(case.equation(oracles.dot, mask, *oracles.to_float64((q, k, v, params))))
+    limit = min(0.9, 2 / case.config.num_features**0.5)
+    return case.finding('near softmax on short rows', relative_error(output, exact), limit, 'an approximation')
 
 
-def _error(ours: Any, exact: Any) -> float:
-    """max|ours - exact| / max|exact|; NaN counts as infinite."""
-    difference = np.abs(np.asarray(ours, np.float64) - np.asarray(exact, np.float64))
-    if not np.isfinite(difference).all():
-        return np.inf
-    return float(difference.max() / max(np.abs(exact).max(), 1e-30))
-
-
-def _check_hidden_slots(case: _Case) -> Finding:
+def _check_hidden_slots(case: Case) -> Finding:
     """Exact zeros in the Jacobian wherever a query may not see a key: causality, windows, padding."""
     q, k, v, params = case.arrays()
     mask = case.mask()
@@ -189,7 +175,7 @@ def _check_hidden_slots(case: _Case) -> Finding:
     return case.finding('hidden keys have no influence', error, NONE_LIMIT)
 
 
-def _check_rows_that_see_nothing(case: _Case) -> Finding:
+def _check_rows_that_see_nothing(case: Case) -> Finding:
     """Zeros with finite gradients, in a row of the batch without keys."""
     q, k, v, params = case.arrays()
     mask = case.mask()
@@ -207,7 +193,7 @@ def _check_rows_that_see_nothing(case: _Case) -> Finding:
     return case.finding('a row that sees nothing gives zeros', error, NONE_LIMIT)
 
 
-def _check_padding_content(case: _Case) -> Finding:
+def _check_padding_content(case: Case) -> Finding:
     """NaN in padding changes neither output nor gradients of real tokens."""
     mask = case.mask()
     real_q, real_k = (np.asarray(side)[:, :, None, None] > 0 for side in (mask.q_segments, mask.k_segments))
@@ -220,14 +206,14 @@ def _check_padding_content(case: _Case) -> Finding:
 
     run = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True))
     (expected_gradients, expected), (gradients, output) = run(*clean), run(*dirty)
-    errors = [_error(output, expected)]
+    errors = [relative_error(output, expected)]
     for ours, other, real in zip(gradients[:3], expected_gradients[:3], (real_q, real_k, real_k), strict=True):
-        errors.append(_error(jnp.where(real, ours, 0), jnp.where(real, other, 0)))
-    errors += map(_error, jax.tree.leaves(gradients[3]), jax.tree.leaves(expected_gradients[3]))
-    return case.finding('padding may hold anything', max(errors))
+        errors.append(relative_error(jnp.where(real, ours, 0), jnp.where(real, other, 0)))
+    errors += map(relative_error, jax.tree.leaves(gradients[3]), jax.tree.leaves(expected_gradients[3]))
+    return case.finding('padding may hold anything', max(errors), EXACT_LIMIT)
 
 
-def _check_segments(case: _Case) -> Finding:
+def _check_segments(case: Case) -> Finding:
     """Packed segments attend as if each stood alone."""
     check = 'packed segments are as if alone'
     reason = attention.why_not(case.variant, case.use._replace(packed=True))
@@ -246,17 +232,8 @@ def _check_segments(case: _Case) -> Finding:
             k_segments=mask.k_segments[:, own_k],
             q_positions=mask.q_positions[:, own_q],
             k_positions=mask.k_positions[:, own_k],
+            k_prefix=None if mask.k_prefix is None else mask.k_prefix[:, own_k],
         )
         expected = run(q[:, own_q], k[:, own_k], v[:, own_k], params, alone)
-        errors.append(_error(packed[:, own_q], expected))
+        errors.append(relative_error(packed[:, own_q], expected))
     return case.finding(check, max(errors))
-
-
-def require_supported(use: Use, path: str) -> Variant:
-    """The variant of a configured use. Raises `ConfigError` when the table says that it can't work."""
-    attention.check(use, path)
-    own = attention.variants_of(use.config.kind)
-    chosen = attention.choose(use)
-    if chosen not in own:
-        raise ConfigError(f'{path}.impl is {chosen!r}; it must be one of {", ".join(own)}')
-    return own[chosen]

@@ -1,7 +1,9 @@
 """What a check found, and how findings are shown."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Finding(NamedTuple):
@@ -34,3 +36,11 @@ def format_table(findings: Iterable[Finding]) -> str:
     return '\n'.join(
         '  '.join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]).rstrip() for row in rows
     )
+
+
+def relative_error(ours: Any, exact: Any) -> float:
+    """max|ours - exact| / max|exact|; NaN counts as infinite."""
+    difference = np.abs(np.asarray(ours, np.float64) - np.asarray(exact, np.float64))
+    if not np.isfinite(difference).all():
+        return np.inf
+    return float(difference.max() / max(np.abs(exact).max(), 1e-30))

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_jax import attention, models
-from transformer_jax.checking.attention_checks import check_use, require_supported
+from transformer_jax.checking.attention_checks import check_use, implementations
 from transformer_jax.checking.findings import Finding
+from transformer_jax.checking.recurrent_checks import check_recurrent
 from transformer_jax.config import Config, MeshConfig, ModelConfig
 from transformer_jax.data.batch import Batch
 from transformer_jax.models.interface import Model
@@ -20,40 +21,59 @@ from transformer_jax.shapes import Array, Params
 VOCABULARY, START = 29, 1
 DECODE_LIMIT = 1e-5  # absolute, or of the largest value where that is above 1
 SHARDING_LIMIT = 5e-6
+LOW_LIMIT = 5e-2  # of the same in bfloat16
+MAX_LENGTH = 64
 SOURCES, TARGETS = (11, 7, 3, 5, 11, 2, 9, 4), (9, 12, 4, 2, 7, 1, 12, 6)
 
 
 def check_config(config: Config) -> Iterator[Finding]:
-    """Every check of the config's attention variants and of its model, in float32 and without dropout."""
+    """Every check of the config's attention variants and of its model, without dropout; in float32 where it can be."""
     for use in models.uses_of_attention(config):
-        use = use._replace(compute_dtype='float32', packed=False, terms=False, turned=False, max_length=32)
-        use = use._replace(config=dataclasses.replace(use.config, dropout_rate=0.0))
-        yield from check_use(use, require_supported(use, f'config.model.{use.name}'))
-    reduced = reduce_sizes(config.model)
+        for checked, variant in implementations(use):
+            yield from check_use(checked, variant, model=config.model)
+    reduced = reduce_sizes(config)
     model = models.build(reduced, vocab_size=VOCABULARY, start_id=START, execution=config.execution)
     params = _draw_params(model)
     batch = make_batch()
+    if reduced.family == 'recurrent':
+        yield from check_recurrent(reduced, model, params, batch)
     yield _check_the_future(model, params, batch)
-    yield _check_padding(model, params, batch)
-    yield _check_packing(config, model, params, batch)
-    yield _check_decoding(model, params, batch)
-    yield _check_sharding(model, params, batch)
+    in_float32 = reduced.compute_dtype == 'float32'
+    for finding in (
+        _check_padding(model, params, batch),
+        _check_packing(config, model, params, batch),
+        _check_decoding(model, params, batch),
+        check_sharding(model, params, batch),
+    ):
+        yield finding if in_float32 else finding._replace(limit=LOW_LIMIT)
 
 
-def reduce_sizes(config: ModelConfig) -> ModelConfig:
-    """Two layers, a narrow feed-forward layer and short sentences; heads, kinds and schemes as they are."""
-    return dataclasses.replace(
-        config,
-        num_encoder_layers=min(config.num_encoder_layers, 2),
-        num_decoder_layers=min(config.num_decoder_layers, 2),
-        d_model=min(config.d_model, 64),
-        d_ff=min(config.d_ff, 48),
-        max_length=max(64, min(config.max_length, 64)),
+def reduce_sizes(config: Config) -> ModelConfig:
+    """Two layers, a narrow feed-forward layer and short sentences; heads, kinds and schemes as they are.
+
+    Each use of attention is by the implementation that the longest texts of the config run with. In float32, unless one
+    of those has none.
+    """
+    model = config.model
+    reduced = dataclasses.replace(
+        model,
+        num_encoder_layers=min(model.num_encoder_layers, 2),
+        num_decoder_layers=min(model.num_decoder_layers, 2),
+        d_model=min(model.d_model, 64),
+        d_ff=min(model.d_ff, 48),
+        max_length=MAX_LENGTH,
         dropout_rate=0.0,
         activation_dropout_rate=0.0,
-        attention=dataclasses.replace(config.attention, dropout_rate=0.0),
+        attention=dataclasses.replace(model.attention, dropout_rate=0.0),
         compute_dtype='float32',
     )
+    for use in models.uses_of_attention(config):
+        checked, _ = next(implementations(use))
+        overlay = dataclasses.replace(getattr(model, use.name), impl=checked.config.impl)
+        reduced = dataclasses.replace(reduced, **{use.name: overlay})
+        if checked.compute_dtype != 'float32':
+            reduced = dataclasses.replace(reduced, compute_dtype=checked.compute_dtype)
+    return reduced
 
 
 def make_batch(sources: tuple[int, ...] = SOURCES, targets: tuple[int, ...] = TARGETS, pads: int = 0) -> Batch:
@@ -84,7 +104,7 @@ def _generates(model: Model) -> bool:
 
 
 def _hidden(model: Model) -> Any:
-    return jax.jit(lambda params, batch: model.hidden(params, _pose(model, batch)))
+    return jax.jit(lambda params, batch: model.hidden(params, _pose(model, batch)).astype(jnp.float32))
 
 
 def _pose(model: Model, batch: Batch) -> Batch:
@@ -136,7 +156,8 @@ def _check_packing(config: Config, model: Model, params: Params, batch: Batch) -
     if not _generates(model):
         return Finding('model', check, None, DECODE_LIMIT, 'what is drawn for a slot depends on the slot')
     for use in models.uses_of_attention(config):
-        reason = attention.why_not(require_supported(use, use.name), use._replace(packed=True, terms=False))
+        checked, variant = next(implementations(use))
+        reason = attention.why_not(variant, checked._replace(packed=True))
         if reason is not None:
             return Finding('model', check, None, DECODE_LIMIT, reason)
     apart = make_batch()
@@ -206,16 +227,19 @@ def _check_decoding(model: Model, params: Params, batch: Batch) -> Finding:
     return Finding('model', check, float(worst), DECODE_LIMIT)
 
 
-def _check_sharding(model: Model, params: Params, batch: Batch) -> Finding:
+def check_sharding(model: Model, params: Params, batch: Batch) -> Finding:
     """The sum of hidden states' squares and its gradients, on one device and with the rows over all of them."""
-    check = f'1 device = {jax.device_count()} devices'
-    if jax.device_count() == 1 or len(TARGETS) % jax.device_count():
-        note = f'there is {jax.device_count()} device; set JAX_NUM_CPU_DEVICES=8 to simulate more on a CPU'
-        return Finding('model', '1 device = 8 devices', None, SHARDING_LIMIT, note)
+    count = jax.device_count()
+    if count == 1 or len(TARGETS) % count:
+        found = 'there is 1 device' if count == 1 else f'{len(TARGETS)} rows do not go evenly over {count} devices'
+        note = f'{found}; set JAX_NUM_CPU_DEVICES=8 to simulate as many on a CPU'
+        return Finding('model', '1 device = several devices', None, SHARDING_LIMIT, note)
 
     def loss(params: Params, batch: Batch) -> Array:
         posed = _pose(model, batch)
-        return (jnp.square(model.hidden(params, posed)) * (posed.target_segment_ids > 0)[..., None]).sum()
+        return (
+            jnp.square(model.hidden(params, posed).astype(jnp.float32)) * (posed.target_segment_ids > 0)[..., None]
+        ).sum()
 
     run = jax.jit(jax.value_and_grad(loss))
     alone = run(params, batch)
@@ -228,4 +252,5 @@ def _check_sharding(model: Model, params: Params, batch: Batch) -> Finding:
     for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(together), strict=True):
         scale = max(float(np.linalg.norm(np.asarray(one))), least)
         errors.append(float(np.linalg.norm(np.asarray(one) - np.asarray(other))) / scale)
+    check = f'1 device = {count} devices'
     return Finding('model', check, max(errors) if np.isfinite(errors).all() else np.inf, SHARDING_LIMIT)
