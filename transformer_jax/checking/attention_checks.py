@@ -89,7 +89,7 @@ def check_use(
     use: Use, variant: Variant, oracle: Oracle | None = None, model: ModelConfig | None = None
 ) -> Iterator[Finding]:
     """Every check of one use, with the position scheme of `model`; in blocks as well where the variant takes a size."""
-    for size in (None, *_small_block(use, variant)):
+    for size in (None, *small_block(use, variant)):
         config = use.config if size is None else dataclasses.replace(use.config, block_size=size)
         case = Case(use._replace(config=config), variant, model, block_size=size)
         for finding in _check_case(case, oracle):
@@ -97,7 +97,7 @@ def check_use(
                 yield finding
 
 
-def _small_block(use: Use, variant: Variant) -> list[int]:
+def small_block(use: Use, variant: Variant) -> list[int]:
     """A block size that makes several blocks of a few rows, where the config's own makes one."""
     own = use.config.block_size
     if 'block_size' not in variant.reads or (own is not None and own < QUERIES):
@@ -147,7 +147,8 @@ def _compare_with_oracle(case: Case, oracle: Oracle | None) -> Iterator[Finding]
 def _check_approximation(case: Case) -> Finding:
     """Near softmax attention where rows are short: with |q| = |k| = 1/2 after scaling, random features err little.
 
-    What gives zeros, or what has nothing to do with the scores' softmax, errs by about 1.
+    What gives zeros, or what has nothing to do with the scores' softmax, errs by about 1. Of a variant of one's own no
+    more than that is asked, for nobody knows what its error depends on.
     """
     q, k, v, params = case.arrays()
     root = 1.0 if case.config.scale is None else case.config.head_dim**0.25
@@ -156,7 +157,7 @@ def _check_approximation(case: Case) -> Finding:
     output = jax.jit(case.run)(q, k, v, params, mask)
     with jax.enable_x64(True):
         exact = np.asarray(case.equation(oracles.dot, mask, *oracles.to_float64((q, k, v, params))))
-    limit = min(0.9, 2 / case.config.num_features**0.5)
+    limit = min(0.9, 2 / case.config.num_features**0.5) if case.config.kind in ORACLES else 0.9
     return case.finding('near softmax on short rows', relative_error(output, exact), limit, 'an approximation')
 
 

@@ -9,7 +9,7 @@ import numpy as np
 class Finding(NamedTuple):
     """The worst error of one check. `error` None = not applicable here, and `note` says why."""
 
-    subject: str  # which attention, or 'model'
+    subject: str  # which attention and its implementation, or 'decoder' of the recurrent family, or 'model'
     check: str
     error: float | None
     limit: float

@@ -32,7 +32,8 @@ def turn(config: ModelConfig, x: Array, positions: Any) -> Array:
     """
     half = x.shape[-1] // 2
     rates = jnp.array([config.rope_base ** (-2 * i / (2 * half)) / config.rope_scaling for i in range(half)])
-    turned = (x[..., :half] + 1j * x[..., half:]) * jnp.exp(1j * positions[:, :, None, None] * rates)
+    angles = positions[:, :, None, None] * rates[None, None, None]
+    turned = (x[..., :half] + 1j * x[..., half:]) * jnp.exp(1j * angles)
     return jnp.concatenate([turned.real, turned.imag], axis=-1)
 
 

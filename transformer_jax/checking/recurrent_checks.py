@@ -40,17 +40,16 @@ def attend(config: ModelConfig, params: Mapping[str, Any], query: Array, annotat
     """
     kind, own = config.recurrence.attention, params.get('attention', {})
     kind = config.recurrence.luong_score if kind == 'luong' else kind
-    scores = []
-    for a in annotations:
-        if kind == 'bahdanau':
-            scores.append(own['score'][0] @ jnp.tanh(query @ own['query_map'][0] + a @ own['key_map'][0]))
-        elif kind == 'concat':
-            scores.append(own['score'][0] @ jnp.tanh(jnp.concatenate([query, a]) @ own['joint_map'][0]))
-        elif kind == 'general':
-            scores.append(query @ own['query_map'][0] @ a)
-        else:
-            scores.append(query @ a)
-    powers = jnp.exp(jnp.stack(scores) - jnp.stack(scores).max())
+    if kind == 'bahdanau':
+        scores = jnp.tanh((query @ own['query_map'][0])[None] + annotations @ own['key_map'][0]) @ own['score'][0]
+    elif kind == 'concat':
+        pairs = jnp.concatenate([jnp.broadcast_to(query, annotations.shape), annotations], axis=1)
+        scores = jnp.tanh(pairs @ own['joint_map'][0]) @ own['score'][0]
+    elif kind == 'general':
+        scores = annotations @ (query @ own['query_map'][0])
+    else:
+        scores = annotations @ query
+    powers = jnp.exp(scores - scores.max())
     return (powers / powers.sum()) @ annotations
 
 
@@ -140,7 +139,7 @@ def _check_attention(config: ModelConfig, weights: Params) -> Iterator[Finding]:
 
 
 def _check_steps(config: ModelConfig, model: Model, params: Params, batch: Batch) -> Finding:
-    """All steps of a few texts, given what the encoder makes of their sources."""
+    """All steps of two texts, given what the encoder makes of their sources."""
     hidden = np.asarray(jax.jit(model.hidden)(params, batch))
     arrays = batch.inputs, batch.input_segment_ids, batch.input_positions
     memory: Any = jax.jit(model.encode)(params, *arrays)
@@ -150,7 +149,7 @@ def _check_steps(config: ModelConfig, model: Model, params: Params, batch: Batch
     with jax.enable_x64(True):
         exact = to_float64(params)
         root = config.d_model**0.5 if config.scale_embedding else 1.0
-        for row in range(3):
+        for row in range(2):
             real = batch.target_segment_ids[row] > 0
             inputs = exact['target_embedding']['table'][read[row, real]] * root
             annotations = to_float64(memory.annotations[row])[batch.input_segment_ids[row] > 0]
