@@ -214,7 +214,8 @@ def test_a_variant_without_float32_is_checked_in_bfloat16(monkeypatch):
     found = first_findings(config, 6)
     assert names_of_failed(found) == []
     assert [one.limit for one in found[:2]] == [2e-2, 2e-2]
-    assert found[0].error > 1e-4
+    assert found[0].error is not None
+    assert found[0].error > 1e-4  # which float32 has not
     assert reduce_sizes(config).compute_dtype == 'bfloat16'
     monkeypatch.setitem(VARIANTS, ('dot', 'half'), halve(forget_scale))
     assert names_of_failed(first_findings(config)) == ['values', 'gradients']
