@@ -359,7 +359,7 @@ def test_every_variant_passes(key):
         {'model.attention.kind': 'general', 'model.positions': 't5', 'model.attention.num_kv_heads': 2},
         {'model.family': 'decoder_only', 'model.positions': 'rope'},
         {'model.family': 'decoder_only', 'model.positions': 'alibi', 'model.max_length': 1024},
-        {'model.attention.kind': 'performer', 'model.positions': 'rope'},
+        {'model.family': 'decoder_only', 'model.attention.kind': 'performer', 'model.decoder_only.prefix': 'causal'},
         {'model.family': 'convolutional', 'model.positions': 'learned'},
         {
             'model.family': 'recurrent',
