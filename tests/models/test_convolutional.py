@@ -208,7 +208,9 @@ def test_parameters() -> None:
     assert plain['encoder']['layers']['convolution']['kernel'].shape == (2, 3, D, 2 * D)
 
 
-@pytest.mark.parametrize(('kind', 'own'), [('additive', 'key_map'), ('general', 'query_map')])
+@pytest.mark.parametrize(
+    ('kind', 'own'), [pytest.param('additive', 'key_map', marks=pytest.mark.slow), ('general', 'query_map')]
+)
 def test_any_kind_of_attention_finds_the_source(kind: str, own: str) -> None:
     attention = AttentionConfig(kind=kind, dropout_rate=0.1)
     model = make_model('plain', attention=attention, num_encoder_layers=1, num_decoder_layers=2)

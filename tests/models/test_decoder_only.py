@@ -72,6 +72,7 @@ def test_logits_equal_the_loops(task: str, variant: str) -> None:
         oracles.assert_close(logits[row, :target], expected)
 
 
+ONE_LAYER = {'num_decoder_layers': 1}
 CACHED: dict[str, tuple[DecoderOnlyConfig, dict[str, Any]]] = {
     'prefix': (PREFIX, {}),
     'language model, learned': (LANGUAGE_MODEL, {'positions': 'learned'}),
@@ -81,10 +82,10 @@ CACHED: dict[str, tuple[DecoderOnlyConfig, dict[str, Any]]] = {
     'shared heads': (PREFIX, {'attention': dataclasses.replace(HEADS, num_kv_heads=1)}),
     'global tokens': (CAUSAL, {'attention': dataclasses.replace(HEADS, window=2, num_global=1)}),
     'additive': (PREFIX, {'attention': dataclasses.replace(HEADS, kind='additive')}),
-    'general': (PREFIX, {'attention': dataclasses.replace(HEADS, kind='general')}),
-    'concat': (PREFIX, {'attention': dataclasses.replace(HEADS, kind='concat', score_dim=5)}),
-    'performer': (CAUSAL, {'attention': dataclasses.replace(HEADS, kind='performer', num_features=7)}),
-    'window to one side': (PREFIX, {'attention': dataclasses.replace(HEADS, window=3, window_right=1)}),
+    'general': (PREFIX, {'attention': dataclasses.replace(HEADS, kind='general'), **ONE_LAYER}),
+    'concat': (PREFIX, {'attention': dataclasses.replace(HEADS, kind='concat', score_dim=5), **ONE_LAYER}),
+    'performer': (CAUSAL, {'attention': dataclasses.replace(HEADS, kind='performer', num_features=7), **ONE_LAYER}),
+    'window to one side': (PREFIX, {'attention': dataclasses.replace(HEADS, window=3, window_right=1), **ONE_LAYER}),
     'language model, running state': (LANGUAGE_MODEL, {'attention': dataclasses.replace(HEADS, kind='linear')}),
 }
 CACHED |= {f'{task}, {scheme}': (TASKS[task], {'positions': scheme}) for task in TASKS for scheme in SCHEMES}

@@ -133,7 +133,7 @@ def kind(name: str, **changes: Any) -> dict[str, Any]:
 
 
 KINDS: dict[str, dict[str, Any]] = {
-    'performer': kind('performer', num_features=11),
+    'performer': {'decoder_self': AttentionOverlayConfig(kind='performer', num_features=11)},
     'general': kind('general', num_kv_heads=1),
     'concat': kind('concat', score_dim=11),
     'additive': kind('additive', score_dim=11),
@@ -142,7 +142,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize('name', KINDS)
+@pytest.mark.parametrize(
+    'name', [pytest.param(name, marks=pytest.mark.slow if name in ('general', 'concat') else []) for name in KINDS]
+)
 def test_every_kind_of_attention_reads_through_the_cache(name: str) -> None:
     search = Search(make_model(num_encoder_layers=1, num_decoder_layers=1, **KINDS[name]), width=2, slots=5)
     for _ in range(5):
