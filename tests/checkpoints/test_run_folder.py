@@ -149,7 +149,7 @@ def test_places_lie_inside_the_folder_and_a_relative_path_survives_a_change_of_d
     monkeypatch.chdir(tmp_path)
     with start(Path('run')) as folder:
         monkeypatch.chdir('/')
-        names = ('config', 'vocabulary', 'data', 'checkpoints', 'snapshots', 'averages', 'metrics', 'tensorboard')
+        names = ('config', 'vocabulary', 'data', 'checkpoints', 'snapshots', 'metrics', 'tensorboard')
         places = [getattr(folder, name) for name in (*names, 'record', 'evaluations', 'earlier_configs')]
         assert all(place.parent == folder.path for place in places)
         assert len(set(places)) == len(places)
