@@ -284,6 +284,16 @@ def test_fields_that_only_one_version_knows():
     assert ('config.model.mystery', 5, None) in fixed_differences(old, new)
 
 
+def test_languages_of_a_tfds_set_are_read_where_earlier_versions_kept_them():
+    old = config_to_dict(overlay(Config(), {'data.source': 'tfds'}))
+    old['data']['tfds'] |= {'source_language': 'fr', 'target_language': 'en'}
+    read = config_from_dict(old)
+    assert (read.source_language, read.target_language) == ('fr', 'en')
+    assert fixed_differences(old, config_to_dict(read)) == []
+    old['data']['source'] = 'grammar'
+    assert config_from_dict(old) == overlay(Config(), {'data.source': 'grammar'})
+
+
 def test_the_paper_is_the_default():
     assert apply(Config(), recipe='paper', size='base') == Config()
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _OFF = ('none', 'null', '')
 _BOOLEANS = {'true': True, 'false': False}
 _PREFIX = '--config.'
+# Fields in the configs of earlier versions' runs, and what they are called now.
+_RENAMED = {'data.tfds.source_language': 'source_language', 'data.tfds.target_language': 'target_language'}
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def config_to_dict(config: Config) -> dict[str, Any]:
 
 def config_from_dict(values: Mapping[str, Any]) -> Config:
     """A checked `Config` from nested dicts. What is not named keeps its default; unknown names raise `ConfigError`."""
-    return overlay(Config(), _flatten(values))
+    return overlay(Config(), _read(values))
 
 
 def overlay(config: Config, changes: Mapping[str, Any]) -> Config:
@@ -79,7 +81,7 @@ def fixed_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tu
     A field that only one side has, since another version wrote it, counts with its default; one that this version does
     not know at all counts as a difference.
     """
-    before, after = _flatten(old), _flatten(new)
+    before, after = _read(old), _read(new)
     known = {path: (field, default) for path, field, default in walk(Config())}
     differences = []
     for path in sorted({*before, *after}):
@@ -210,6 +212,16 @@ def _flatten(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
             flat |= _flatten(value, f'{prefix}{name}.')
         else:
             flat[f'{prefix}{name}'] = value
+    return flat
+
+
+def _read(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A stored config, flat, with what earlier versions wrote under today's names."""
+    flat = _flatten(values)
+    for old, new in _RENAMED.items():
+        value = flat.pop(old, None)
+        if value is not None and flat.get('data.source') == 'tfds':  # elsewhere it meant nothing
+            flat[new] = value
     return flat
 
 
