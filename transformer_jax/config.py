@@ -228,9 +228,7 @@ class ModelConfig:
     d_ff: int = _count(2048)
     num_encoder_layers: int = _count(6)
     num_decoder_layers: int = _count(6)
-    max_length: int = option(
-        256, minimum=2
-    )  # longest source or target of a decode, subwords with eos; also the rows of learned positions
+    max_length: int = option(256, minimum=2)  # longest source or target, subwords with eos; rows of learned positions
     attention: AttentionConfig = _group(AttentionConfig)
     encoder_self: AttentionOverlayConfig = _group(AttentionOverlayConfig)
     decoder_self: AttentionOverlayConfig = _group(AttentionOverlayConfig)
@@ -243,7 +241,7 @@ class ModelConfig:
     decoder_only: DecoderOnlyConfig = _group(DecoderOnlyConfig)
     positions: str = 'sinusoidal'  # one of positions.SCHEMES
     relative_clip: int = _count(16)  # shaw: offsets beyond this count as this; k in the paper of Shaw et al.
-    rope_base: float = option(10_000.0, above=1.0)  # the longest wavelength, over 2 pi
+    rope_base: float = option(10_000.0, above=1.0)  # rates fall from 1 to nearly 1 / this, in radians a position
     rope_scaling: float = option(1.0, above=0.0)  # positions are divided by this: longer texts than were trained on
     t5_buckets: int = option(32, minimum=4)  # of offsets, each with a bias of its own
     t5_max_distance: int = option(128, minimum=2)  # offsets from here on share the last bucket

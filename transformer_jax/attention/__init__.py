@@ -116,8 +116,7 @@ def check(use: Use, path: str, overlay: AttentionOverlayConfig | None = None) ->
     require_choice(path_of('impl'), config.impl, ['auto', *sorted(own)], also=f', which are those of {config.kind!r}')
     _check_heads(config, path_of('num_kv_heads'))
     if use.cross and config.window is not None:
-        path = path_of('window')
-        raise ConfigError(f'{path} is {config.window}; a window is of self-attention only, leave it None')
+        raise ConfigError(f'{path_of("window")} is {config.window}; a window is of self-attention only, leave it None')
     if config.window is None and (config.num_global is not None or config.window_right is not None):
         name = 'num_global' if config.num_global is not None else 'window_right'
         value, needed = getattr(config, name), path_of('window')
