@@ -2,56 +2,22 @@
 
 import dataclasses
 import functools
-import itertools
 import re
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from transformer_jax import models, positions
+from tests.checking.small import SMALL, broken, first_findings, make_config, names_of_failed
+from transformer_jax import models
 from transformer_jax.attention import VARIANTS
-from transformer_jax.attention.dense import DENSE, dense_attention
+from transformer_jax.attention.dense import DENSE
 from transformer_jax.attention.performer import PERFORMER
 from transformer_jax.checking import Finding, check_config, check_variant, format_table
 from transformer_jax.checking.attention_checks import implementations, make_use, small_block
 from transformer_jax.checking.model_checks import check_sharding, make_batch, reduce_sizes
 from transformer_jax.config import AttentionConfig, Config
-from transformer_jax.layers import recurrence
-from transformer_jax.models import recurrent_decoder
 from transformer_jax.overlay import overlay
-
-SMALL = AttentionConfig(num_heads=2, head_dim=3)
-SMALL_MODEL = {
-    'model.d_model': 8,
-    'model.attention.num_heads': 3,
-    'model.attention.head_dim': 4,
-    'model.num_encoder_layers': 2,
-    'model.num_decoder_layers': 2,
-}
-
-
-def make_config(**changes):
-    """A small model; double underscores are dots, of the model's own fields."""
-    return overlay(Config(), SMALL_MODEL | {f'model.{name.replace("__", ".")}': v for name, v in changes.items()})
-
-
-def first_findings(config, count=2):
-    """Of the first use: values and gradients. The others are not even computed."""
-    return list(itertools.islice(check_config(config), count))
-
-
-def names_of_failed(findings):
-    return [one.check for one in findings if not one.passed]
-
-
-def broken(change):
-    """Dense attention whose arguments `change` spoils."""
-
-    def attend(q, k, v, mask, options):
-        return dense_attention(*change(q, k, v, mask, options))
-
-    return DENSE._replace(function=attend)
 
 
 def forget_causality(q, k, v, mask, options):
@@ -107,78 +73,6 @@ def test_blocks_are_of_a_size_that_the_variant_takes():
         assert small_block(use, DENSE) == []  # which reads no such field
 
 
-def scaled(function, factor):
-    return lambda *args, **more: factor * function(*args, **more)
-
-
-def clip_later(function):
-    return lambda q_positions, k_positions, clip: jnp.minimum(function(q_positions, k_positions, clip + 1), 2 * clip)
-
-
-def give_buckets_away(function):
-    return lambda num_buckets, max_distance, *, causal: function(num_buckets, 2 * max_distance, causal=causal)[
-        max_distance : 3 * max_distance + 1
-    ]
-
-
-def turn_neighbours(function):
-    """Pairs (0, 1), (2, 3), ... as in the paper."""
-
-    def on_heads(config, x, positions):
-        order = [*range(0, x.shape[-1], 2), *range(1, x.shape[-1], 2)]
-        return function(config, x[..., order], positions)[..., jnp.argsort(jnp.array(order))]
-
-    return on_heads
-
-
-@pytest.mark.parametrize(
-    ('scheme', 'place', 'change'),
-    [
-        ('shaw', 'shaw.ShawTerms.score_term', functools.partial(scaled, factor=-3)),
-        ('shaw', 'shaw.ShawTerms.output_term', functools.partial(scaled, factor=2)),
-        ('shaw', 'shaw.clipped_offsets', clip_later),
-        ('t5', 't5.T5Terms.bias', functools.partial(scaled, factor=0.99)),
-        ('t5', 't5.offset_buckets', give_buckets_away),
-        ('alibi', 'alibi.slopes', functools.partial(scaled, factor=2)),
-    ],
-)
-@pytest.mark.parametrize('is_right', [False, True])
-def test_what_a_scheme_adds_is_compared(scheme, place, change, is_right, monkeypatch):
-    config = make_config(positions=scheme, attention__impl='dense')
-    if not is_right:
-        *path, name = place.split('.')
-        owner = functools.reduce(getattr, path, __import__('transformer_jax.positions').positions)
-        monkeypatch.setattr(owner, name, change(getattr(owner, name)))
-    assert (names_of_failed(first_findings(config)) == []) == is_right
-
-
-@pytest.mark.parametrize('change', [None, turn_neighbours])
-def test_how_a_scheme_turns_heads_is_compared(change, monkeypatch):
-    scheme = positions.SCHEMES['rope']
-    if change:
-        monkeypatch.setitem(positions.SCHEMES, 'rope', scheme._replace(on_heads=change(scheme.on_heads)))
-    found = first_findings(make_config(positions='rope'))
-    assert names_of_failed(found) == (['values', 'gradients'] if change else [])
-
-
-def test_a_scheme_without_an_equation_is_not_compared(monkeypatch):
-    monkeypatch.setitem(positions.SCHEMES, 'mine', positions.SCHEMES['rope'])
-    config = make_config(positions='mine')
-    monkeypatch.setattr(positions.rope, 'check', lambda config, use: None)
-    assert ["'mine'" in one.note for one in first_findings(config)] == [True, True]
-
-
-def forget_prefix(q, k, v, mask, options):
-    return q, k, v, dataclasses.replace(mask, k_prefix=None), options
-
-
-def test_a_prefix_is_in_the_mask(monkeypatch):
-    config = make_config(family='decoder_only', positions='t5', attention__impl='dense')
-    assert names_of_failed(first_findings(config)) == []
-    monkeypatch.setitem(VARIANTS, ('dot', 'dense'), broken(forget_prefix))
-    assert names_of_failed(first_findings(config)) == ['values', 'gradients']
-
-
 @pytest.mark.parametrize('change', ['zeros', 'no gradients'])
 def test_an_approximation_that_is_wrong_is_told(change, monkeypatch):
     def attend(q, k, v, mask, options):
@@ -219,67 +113,6 @@ def test_a_variant_without_float32_is_checked_in_bfloat16(monkeypatch):
     assert reduce_sizes(config).compute_dtype == 'bfloat16'
     monkeypatch.setitem(VARIANTS, ('dot', 'half'), halve(forget_scale))
     assert names_of_failed(first_findings(config)) == ['values', 'gradients']
-
-
-def make_recurrent(**changes):
-    given = {'family': 'recurrent', 'positions': 'none', 'attention__num_heads': 8, 'attention__head_dim': 64}
-    return make_config(**given | {'num_decoder_layers': 2, 'num_encoder_layers': 1} | changes)
-
-
-def scale_scores(monkeypatch):
-    real = recurrent_decoder.scoring_of
-    monkeypatch.setattr(
-        recurrent_decoder, 'scoring_of', lambda config: dataclasses.replace(real(config), scale='inverse_sqrt')
-    )
-
-
-def forget_the_reset(monkeypatch):
-    def step(gates, state, kernel):
-        return recurrence.gru_step(gates.at[..., 1, :].set(9.0), state, kernel)
-
-    monkeypatch.setitem(recurrence.CELLS, 'gru', recurrence.CELLS['gru']._replace(step=step))
-
-
-def look_at_padding(monkeypatch):
-    real = recurrent_decoder.look_up
-
-    def look_up(config, weights, source, query, segment_ids):
-        source = dataclasses.replace(source, segment_ids=jnp.maximum(source.segment_ids, 1))
-        return real(config, weights, source, query, segment_ids)
-
-    monkeypatch.setattr(recurrent_decoder, 'look_up', look_up)
-
-
-@pytest.mark.parametrize(
-    ('plant', 'attention', 'told'),
-    [
-        (scale_scores, ('luong', 'dot'), {'values', 'gradients', 'its steps are those of the equations'}),
-        (look_at_padding, ('bahdanau', 'general'), {'values', 'gradients', 'its steps are those of the equations'}),
-        (forget_the_reset, ('none', 'general'), {'its steps are those of the equations'}),
-    ],
-)
-def test_a_wrong_recurrent_decoder_is_told(plant, attention, told, monkeypatch):
-    config = make_recurrent(recurrence__attention=attention[0], recurrence__luong_score=attention[1])
-    plant(monkeypatch)
-    assert set(names_of_failed(first_findings(config, 3))) == told
-
-
-@pytest.mark.parametrize(
-    ('cell', 'attention', 'score', 'feeding'),
-    [
-        ('lstm', 'luong', 'general', True),
-        pytest.param('gru', 'bahdanau', 'general', True, marks=pytest.mark.slow),
-        pytest.param('rnn', 'luong', 'concat', False, marks=pytest.mark.slow),
-        pytest.param('gru', 'luong', 'dot', True, marks=pytest.mark.slow),
-        pytest.param('gru', 'none', 'general', True, marks=pytest.mark.slow),
-    ],
-)
-def test_recurrent_decoders_pass(cell, attention, score, feeding):
-    changes = {'cell': cell, 'attention': attention, 'luong_score': score, 'input_feeding': feeding}
-    found = first_findings(make_recurrent(**{f'recurrence__{name}': v for name, v in changes.items()}), 3)
-    assert [one.check for one in found] == ['values', 'gradients', 'its steps are those of the equations']
-    assert names_of_failed(found) == []
-    assert (found[0].error is None) == (attention == 'none')
 
 
 @pytest.mark.parametrize(('count', 'told'), [(1, 'there is 1 device;'), (3, '8 rows do not go evenly over 3 devices;')])
